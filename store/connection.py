@@ -1,0 +1,154 @@
+"""Opening the database file, for the one writer and for readers.
+
+Exactly one SQLite library may touch a file in a process: two of them drop each other's POSIX locks, and acknowledged
+rows are lost with them. So peewee is made to use the standard library's, whatever else is installed. The writer's
+connection is the only one that writes or checkpoints; all others are read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import attrs
+import peewee
+
+from understudy.model.errors import Damaged, NotOurs, Unavailable, UnderstudyError
+
+LEAST_SQLITE: Final = (3, 34, 0)
+MEMORY: Final = ":memory:"
+BUSY_TIMEOUT_MS: Final = 5_000
+SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """How the file is kept.
+
+    `relaxed` may lose the last acknowledged commits at a power cut, never at a crash of the process.
+    """
+
+    durability: str = "full"
+    checkpoint_pages: int = 16_000
+    cache_kib: int = 65_536
+
+
+class Database(peewee.SqliteDatabase):
+    """peewee's SQLite database on the standard library's `sqlite3`, and nothing else."""
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.database, timeout=BUSY_TIMEOUT_MS / 1_000, isolation_level=None, **self.connect_params
+        )
+        self._add_conn_hooks(connection)  # type: ignore[attr-defined]  # peewee's stubs leave it out.
+        return connection
+
+    def connection(self) -> sqlite3.Connection:
+        opened: sqlite3.Connection = super().connection()  # type: ignore[no-untyped-call]  # peewee leaves it out.
+        return opened
+
+
+def open_writer(path: str, settings: Settings) -> Database:
+    """The one connection that writes. The file is made if it is not there, readable by its owner alone."""
+    check_library()
+    if path != MEMORY:
+        _make_private(Path(path))
+    database = Database(
+        path,
+        pragmas=[
+            ("trusted_schema", "OFF"),
+            ("cell_size_check", "ON"),
+            ("foreign_keys", "ON"),
+            ("synchronous", SYNCHRONOUS[settings.durability]),
+            ("cache_size", -settings.cache_kib),
+            ("wal_autocheckpoint", settings.checkpoint_pages),
+            ("journal_size_limit", 64 * 1024 * 1024),
+        ],
+        check_same_thread=False,
+        autoconnect=False,
+        thread_safe=False,  # One connection, handed from thread to thread; peewee would open one for each.
+    )
+    with explained(path):
+        database.connect()
+    try:
+        with explained(path):
+            _use_wal(database, path)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def open_reader(path: str) -> Database:
+    """A connection that cannot write."""
+    check_library()
+    if not Path(path).exists():
+        raise Unavailable(f"there is no database at {path}; open a Runtime on it first")
+    database = Database(
+        f"file:{quote(str(Path(path).resolve()))}?mode=ro",
+        pragmas=[("query_only", "ON"), ("trusted_schema", "OFF"), ("cell_size_check", "ON")],
+        uri=True,
+        check_same_thread=False,
+        autoconnect=False,
+        thread_safe=False,  # One connection, handed from thread to thread; peewee would open one for each.
+    )
+    with explained(path):
+        database.connect()
+    return database
+
+
+def check_library() -> None:
+    if sqlite3.sqlite_version_info < LEAST_SQLITE:
+        least = ".".join(map(str, LEAST_SQLITE))
+        raise Unavailable(f"SQLite {sqlite3.sqlite_version} is too old; Understudy needs {least} or newer")
+
+
+@contextlib.contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Turn the library's errors into ours, with the path and what to do."""
+    try:
+        yield
+    except UnderstudyError:
+        raise
+    except (sqlite3.Error, peewee.PeeweeException) as error:
+        raise explain(error, path) from error
+
+
+def explain(error: BaseException, path: str) -> UnderstudyError:
+    text = str(error)
+    if "not a database" in text:
+        return NotOurs(f"{path} is not a SQLite database; nothing was changed in it. Give another path")
+    if "malformed" in text or "corrupt" in text:
+        return Damaged(f"{path} is damaged ({text}); restore a backup, then run `understudy audit`")
+    if "readonly" in text:
+        return Unavailable(f"{path} cannot be written ({text}); check the rights of the file and its folder")
+    if "full" in text:
+        return Unavailable(f"the disk of {path} is full; free some space, nothing acknowledged is lost")
+    return Unavailable(f"{path} cannot be used now ({text}); check the disk and the rights of the file and its folder")
+
+
+def _make_private(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except IsADirectoryError as error:
+        raise Unavailable(f"{path} is a folder; give the path of a file") from error
+    except OSError as error:
+        raise Unavailable(
+            f"{path} cannot be opened for writing ({error.strerror}); check its folder and rights"
+        ) from error
+    os.close(descriptor)
+
+
+def _use_wal(database: Database, path: str) -> None:
+    connection = database.connection()
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    if path == MEMORY or mode == "wal":
+        return
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise Unavailable(f"{path} cannot use write-ahead logging (journal mode is {mode}); use a local disk")
