@@ -9,27 +9,32 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from understudy.actors.messages import Drain, Load, Order, Wake
+from understudy.model.errors import Closed
 
 if TYPE_CHECKING:
     from understudy.actors.dispatcher import PooledRef
     from understudy.actors.instance import InstanceActor
+    from understudy.model.effects import CancelTask
     from understudy.store.loading import Loaded
 
 Message = Order | Wake
-Activate = Callable[[str, "Loaded | None"], "PooledRef[InstanceActor]"]
-_EMPTY: tuple[Message, ...] = ()
+Heritage = Mapping[int, "CancelTask"]
+"""What a predecessor in this very process has given to handlers, by token; whoever has none begins from the store."""
+
+Activate = Callable[[str, "Loaded | None", "Heritage | None"], "PooledRef[InstanceActor]"]
 
 
 @attrs.define
 class _Entry:
     ref: PooledRef[InstanceActor] | None = None  # None while it is loading.
-    waiting: list[Message] | None = None
+    waiting: list[Message] = attrs.field(factory=list)
+    heritage: Heritage | None = None
 
 
 class Directory:
@@ -44,6 +49,7 @@ class Directory:
         self._load: Callable[[Load], Any] | None = None
         self._rests: Callable[[], Any] | None = None
         self._rest_told = False
+        self._closed = False
         self.activations = 0
 
     def connect(self, activate: Activate, load: Callable[[Load], Any], rests: Callable[[], Any]) -> None:
@@ -58,49 +64,55 @@ class Directory:
         """Hand over a message; `is_new` means that the id was made for it, so that there is nothing to read."""
         assert self._load is not None
         with self._lock:
+            if self._closed:
+                _refuse(message)
+                return
             entry = self._entries.get(instance)
-            if entry is not None:
-                if entry.ref is not None:
-                    self._idle.pop(instance, None)
-                    entry.ref.tell(message)
-                else:
-                    assert entry.waiting is not None
-                    entry.waiting.append(message)
+            if entry is None:
+                if is_new:
+                    self._enter(instance, None, _Entry(waiting=[message]))
+                    return
+                self._entries[instance] = _Entry(waiting=[message])
+            elif entry.ref is None:
+                entry.waiting.append(message)
                 return
-            if is_new:
-                self._enter(instance, None, (message,))
+            elif not entry.ref.actor_stopped.is_set():
+                self._idle.pop(instance, None)
+                entry.ref.tell(message)
                 return
-            self._entries[instance] = _Entry(waiting=[message])
+            else:  # It has just died of an error and has not said so yet; what it says later goes to its successor.
+                self._idle.pop(instance, None)
+                self._entries[instance] = _Entry(waiting=[message])
         self._load(Load(instance))
 
     def loaded(self, instance: str, found: Loaded | None) -> None:
         """What the store holds of it; None when it holds nothing."""
         with self._lock:
-            entry = self._entries[instance]
-            waiting = entry.waiting or []
-            self._enter(instance, found, tuple(waiting))
+            self._enter(instance, found, self._entries[instance])
 
     def unreadable(self, instance: str) -> list[Message]:
         """It cannot be activated; whoever waits for it is handed back."""
         with self._lock:
-            entry = self._entries.pop(instance)
-            return list(entry.waiting or ())
+            return self._entries.pop(instance).waiting
 
-    def _enter(self, instance: str, found: Loaded | None, messages: tuple[Message, ...]) -> None:
+    def _enter(self, instance: str, found: Loaded | None, entry: _Entry) -> None:
         assert self._activate is not None
         self.activations += 1
-        ref = self._activate(instance, found)
+        ref = self._activate(instance, found, entry.heritage)
         self._entries[instance] = _Entry(ref=ref)
-        for message in messages:
+        for message in entry.waiting:
             ref.tell(message)
 
     # --- leaving ---
 
     def rest(self, instance: str, actor: InstanceActor, now_ms: int) -> list[str]:
-        """Nothing of the instance is under way; the ids of those that should leave, because too many rest."""
+        """Nothing of the instance is under way; the ids of those that should leave, because too many rest.
+
+        Who has a message in its inbox does not rest: it may begin to work at any moment, unseen by `leave`.
+        """
         with self._lock:
             entry = self._entries.get(instance)
-            if entry is None or entry.ref is not actor.actor_ref:
+            if entry is None or entry.ref is not actor.actor_ref or len(entry.ref.inbox):
                 return []
             self._idle[instance] = now_ms
             self._idle.move_to_end(instance)
@@ -120,12 +132,11 @@ class Directory:
             entry = self._entries.get(instance)
             if entry is None or entry.ref is None or instance not in self._idle:
                 return None
-            actor = cast("InstanceActor", entry.ref.inbox.actor)
-            if len(entry.ref.inbox) or not actor.is_at_rest:
-                self._idle.pop(instance, None)
+            del self._idle[instance]
+            actor = cast("InstanceActor | None", entry.ref.inbox.actor)
+            if actor is None or len(entry.ref.inbox) or not actor.is_at_rest:
                 return None
             del self._entries[instance]
-            del self._idle[instance]
             return actor
 
     def resting_since(self) -> int | None:
@@ -143,30 +154,54 @@ class Directory:
                 found.append(name)
             return found
 
-    def retire(self, instance: str, actor: InstanceActor, messages: list[Message]) -> None:
+    def retire(
+        self, instance: str, actor: InstanceActor, messages: list[Message], heritage: Heritage | None = None
+    ) -> None:
         """This activation's memory is not to be trusted: a successor reads the store and gets the messages."""
         assert self._load is not None
         with self._lock:
             entry = self._entries.get(instance)
-            if entry is None or entry.ref is not actor.actor_ref:
-                waiting = None
-            else:
-                self._entries[instance] = _Entry(waiting=list(messages))
+            is_ours = entry is not None and entry.ref is actor.actor_ref and not self._closed
+            if is_ours:
+                self._entries[instance] = _Entry(waiting=list(messages), heritage=heritage)
                 self._idle.pop(instance, None)
-                waiting = messages
-        if waiting is None:
+        if is_ours:
+            self._load(Load(instance))
+        else:
             for message in messages:
                 self.tell(instance, message)
-        else:
-            self._load(Load(instance))
+
+    def drop(self, instance: str, actor: InstanceActor) -> None:
+        """This activation is over and has no successor until somebody tells the instance something."""
+        with self._lock:
+            entry = self._entries.get(instance)
+            if entry is not None and entry.ref is actor.actor_ref:
+                del self._entries[instance]
+                self._idle.pop(instance, None)
 
     # --- the whole ---
 
-    def drain(self) -> None:
+    def drain(self, drained: Callable[[bool], None]) -> tuple[int, int]:
+        """Ask everybody who is not at rest to say when it has nothing to decide or to commit.
+
+        How many were asked, and how many are loading.
+        """
         with self._lock:
-            for entry in self._entries.values():
-                if entry.ref is not None:
-                    entry.ref.tell(Drain())
+            busy = [entry.ref for name, entry in self._entries.items() if name not in self._idle]
+            asked = [ref for ref in busy if ref is not None and not ref.actor_stopped.is_set()]
+            for ref in asked:
+                ref.tell(Drain(drained))
+            return len(asked), busy.count(None)
+
+    def close(self) -> None:
+        """Take no more messages: whoever waits for an answer is told so."""
+        with self._lock:
+            self._closed = True
+            entries, self._entries = self._entries, {}
+            self._idle.clear()
+        for entry in entries.values():
+            for message in entry.waiting:
+                _refuse(message)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -178,3 +213,8 @@ class Directory:
     @property
     def resting(self) -> int:
         return len(self._idle)
+
+
+def _refuse(message: Message) -> None:
+    if isinstance(message, Order) and message.answer is not None:
+        message.answer.reject(Closed("this Runtime was closed before it came to this; nothing was done"))

@@ -19,6 +19,7 @@ from understudy.model.instance import Fault
 from understudy.model.values import Encoded, decode_as, encode
 
 TRACE_LIMIT = 4_000  # Characters of a traceback that are worth keeping for ever.
+TEXT_LIMIT = 2_000  # Characters of an exception's own text, likewise.
 
 
 class Signal(Protocol):
@@ -55,7 +56,7 @@ class Context:
     node: str
     attempt: int
     is_undo: bool = False
-    _signal: Signal | None = None
+    _signal: Signal | None = attrs.field(default=None, repr=False)
 
     @property
     def cancelled(self) -> bool:
@@ -98,7 +99,20 @@ def encode_result(order: RunTask, value: object, *, limit_bytes: int) -> Encoded
 
 def fault_of(error: BaseException, node: str) -> Fault:
     """An exception as words that can be stored: no pickle, and no reference to the user's classes."""
+    name = type(error).__name__
     types = tuple(f"{cls.__module__}:{cls.__qualname__}" for cls in type(error).__mro__[:-1])
-    text = str(error).encode("utf-8", "replace").decode()
-    trace = "".join(traceback.format_exception(error))[-TRACE_LIMIT:].encode("utf-8", "replace").decode()
-    return Fault("error", f"{type(error).__name__}: {text}" if text else type(error).__name__, node, types, trace)
+    text = _storable(_text_of(error), TEXT_LIMIT)
+    trace = _storable("".join(traceback.format_exception(error))[-TRACE_LIMIT:], TRACE_LIMIT)
+    return Fault("error", f"{name}: {text}" if text else name, node, types, trace)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as second:  # A user's `__str__` may raise anything; the attempt must end all the same.
+        return f"(its text could not be made: {type(second).__name__})"
+
+
+def _storable(text: str, limit: int) -> str:
+    cut = text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+    return cut.encode("utf-8", "replace").decode().replace("\0", "\N{SYMBOL FOR NULL}")

@@ -45,7 +45,9 @@ class Unsure(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """Begin nothing new."""
+    """Say when there is nothing to decide and nothing in flight; True if that was so at once."""
+
+    done: Callable[[bool], None]
 
 
 class Write(msgspec.Struct):

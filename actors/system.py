@@ -130,11 +130,17 @@ class System:
         self.runner.persistence = self.persistence
         self.directory.connect(self._activate, self.loader.tell, lambda: self.supervisor.tell(Tick("resting")))
 
-    def start(self) -> None:
-        """Serve, and bring back what a former life has left."""
+    def start(self, *, go_on: bool = True) -> None:
+        """Serve, and bring back what a former life has left.
+
+        Without `go_on` commands are carried out and nothing else moves: no timer fires, no token enters a node, no
+        attempt begins. Whoever owns the file next finds all of it in the store.
+        """
+        self.services.is_draining = not go_on
         for port in (self.ports.instances, self.ports.persistence, self.ports.reading, self.ports.clock):
             port.start()
-        self.supervisor.tell(Sweep())
+        if go_on:
+            self.supervisor.tell(Sweep())
 
     # --- from outside ---
 
@@ -213,7 +219,8 @@ class System:
             self.loader.tell(Hold())
         elif health is Health.OPEN and before is Health.DEGRADED:
             self.loader.tell(Resume())
-            self.supervisor.tell(Sweep())
+            if not self.services.is_draining:
+                self.supervisor.tell(Sweep())
         elif health in (Health.FENCED, Health.DAMAGED):
             self.services.is_draining = True
             self.watch.wake_all()
@@ -232,6 +239,7 @@ class System:
         self._closed = True
         self.services.is_draining = True
         finished = self.ports.pool.stop(timeout_s)
+        self.runner.close()
         self._settle(timeout_s)
         self._shut(timeout_s)
         return finished
@@ -264,6 +272,12 @@ class System:
         self._closed = True
         self.services.is_draining = True
         self.ports.clock.stop()
+
+    def close_files(self) -> None:
+        """Close what a killed system has left open."""
+        self.writer.close()
+        if self._reader is not self.writer.database:
+            self._reader.close()
 
 
 class _Nothing:

@@ -13,8 +13,9 @@ from understudy.actors.clock import Clock
 from understudy.actors.directory import Directory
 from understudy.actors.dispatcher import PooledRef
 from understudy.actors.handlers import Handler, arguments, encode_result, fault_of, key_of
+from understudy.actors.isolated import Isolation
 from understudy.actors.messages import Lend, Order
-from understudy.actors.pool import Abandoned, CancelSignal, Job, Outcome, Pool, Raised, Returned
+from understudy.actors.pool import HANG, Abandoned, CancelSignal, Job, Outcome, Overran, Pool, Returned, ThreadPool
 from understudy.model.commands import CompleteTask, FailTask
 from understudy.model.effects import CancelTask, RunTask
 from understudy.model.errors import Conflict, TimedOut, UnderstudyError
@@ -35,7 +36,13 @@ class TaskRunner:
         self._handlers = handlers
         self._limit_bytes = limit_bytes
         self.persistence: PooledRef[Any] | None = None
-        self.isolated: Callable[[Handler, RunTask, str, CancelSignal], str] | None = None
+        # On a stage nothing runs beside the one thread, so that there is nothing to kill either.
+        self._isolation = Isolation(limit_bytes=limit_bytes) if isinstance(pool, ThreadPool) else None
+
+    def close(self) -> None:
+        """Kill what still runs in processes of its own; the pool has been stopped."""
+        if self._isolation is not None:
+            self._isolation.close()
 
     def release(self, instance: str, order: RunTask, no: int) -> None:
         handler = self._handlers.get(order.handler)
@@ -54,13 +61,18 @@ class TaskRunner:
 
     def _submit(self, instance: str, order: RunTask, handler: Handler) -> None:
         signal = CancelSignal()
+        isolation = self._isolation if order.isolation == "process" else None
         job = Job(
             key=_job_key(instance, order.task, order.attempt),
-            run=self._call(instance, order, handler, signal),
+            run=(
+                self._call(instance, order, handler, signal)
+                if isolation is None
+                else lambda: isolation(handler, order, instance, signal)
+            ),
             done=lambda outcome: self._done(instance, order, outcome),
             lane=order.lane,
-            is_async=handler.is_async,
-            timeout_ms=order.timeout_ms,
+            is_async=handler.is_async and isolation is None,
+            timeout_ms=order.timeout_ms if isolation is None else None,
             signal=signal,
         )
         try:
@@ -71,49 +83,45 @@ class TaskRunner:
             pass  # The pool has stopped: the state says that the attempt is outstanding, and the next owner finds it.
 
     def _call(self, instance: str, order: RunTask, handler: Handler, signal: CancelSignal) -> Callable[[], Any]:
-        limit = self._limit_bytes
-        if order.isolation == "process" and self.isolated is not None:
-            isolated = self.isolated
-            return lambda: isolated(handler, order, instance, signal)
         if handler.is_async:
 
-            async def call_async() -> str:
-                value = await handler.function(**arguments(handler, order, instance, signal))
-                return encode_result(order, value, limit_bytes=limit)
+            async def call_async() -> object:
+                return self._encoded(order, await handler.function(**arguments(handler, order, instance, signal)))
 
             return call_async
 
-        def call() -> str:
-            value = handler.function(**arguments(handler, order, instance, signal))
-            return encode_result(order, value, limit_bytes=limit)
+        return lambda: self._encoded(order, handler.function(**arguments(handler, order, instance, signal)))
 
-        return call
+    def _encoded(self, order: RunTask, value: object) -> object:
+        # What hangs on a stage has no result; the pool there must hear of it.
+        return value if value is HANG else encode_result(order, value, limit_bytes=self._limit_bytes)
 
     def _done(self, instance: str, order: RunTask, outcome: Outcome) -> None:
         if isinstance(outcome, Returned):
             self._complete(instance, order, str(outcome.value))
-        elif isinstance(outcome, Raised):
-            self._fail(instance, order, fault_of(outcome.error, order.node))
         elif isinstance(outcome, Abandoned):
             self._fail(instance, order, Fault("abandoned", outcome.reason, order.node))
-        else:
+        elif isinstance(outcome, Overran):
             text = f"{order.node} was not done after {outcome.timeout_ms} ms"
-            self._fail(instance, order, Fault("timeout", text, order.node, ("builtins:TimeoutError",)))
+            self._fail(instance, order, _timeout(text, order))
+        elif order.isolation and isinstance(outcome.error, TimedOut):
+            self._fail(instance, order, _timeout(str(outcome.error), order))
+        else:
+            self._fail(instance, order, fault_of(outcome.error, order.node))
 
     # --- transactional handlers ---
 
     def _lend(self, instance: str, order: RunTask, handler: Handler, no: int) -> None:
         assert self.persistence is not None
 
-        def run(connection: Any) -> str:
-            value = handler.function(**arguments(handler, order, instance, None, connection))
-            return encode_result(order, value, limit_bytes=self._limit_bytes)
+        def run(connection: Any) -> Any:
+            return self._encoded(order, handler.function(**arguments(handler, order, instance, None, connection)))
 
         def done(result: str | BaseException) -> None:
             if isinstance(result, str):
                 self._complete(instance, order, result, recorded=True)
             elif isinstance(result, TimedOut):
-                self._fail(instance, order, Fault("timeout", str(result), order.node, ("builtins:TimeoutError",)))
+                self._fail(instance, order, _timeout(str(result), order))
             else:
                 self._fail(instance, order, fault_of(result, order.node))
 
@@ -135,3 +143,7 @@ class TaskRunner:
 
 def _job_key(instance: str, task: int, attempt: int) -> str:
     return f"{key_of(instance, task)}/{attempt}"
+
+
+def _timeout(text: str, order: RunTask) -> Fault:
+    return Fault("timeout", text, order.node, ("builtins:TimeoutError",))  # So that `never=TimeoutError` means it too.

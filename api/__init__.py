@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from understudy.steps import parallel as parallel
     from understudy.steps import repeat as repeat
     from understudy.steps import saga as saga
+    from understudy.steps import sequence as sequence
     from understudy.steps import sleep as sleep
-    from understudy.steps import steps as steps
     from understudy.steps import terminate as terminate
     from understudy.steps import throw as throw
     from understudy.steps import wait as wait
@@ -76,7 +76,7 @@ _HOMES = {
     "understudy.rehearsal": "Rehearsal",
     "understudy.runtime": "Handle Runtime connect",
     "understudy.state": "State",
-    "understudy.steps": "choose end parallel repeat saga sleep steps terminate throw wait when",
+    "understudy.steps": "choose end parallel repeat saga sequence sleep terminate throw wait when",
     "understudy.subscriptions": "Change Subscription",
     "understudy.tasks": "Retry task",
 }
@@ -90,7 +90,6 @@ def __getattr__(name: str) -> Any:
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"understudy has no {name!r}; its public names are in understudy.__all__")
-    # `understudy.steps` is both a module and a function: the function is what users mean.
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value

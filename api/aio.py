@@ -7,6 +7,7 @@ def` handlers run on the loop that opened the runtime.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -14,16 +15,37 @@ from typing import Any, Generic, Self, TypeVar
 from understudy.actors.promise import Promise
 from understudy.actors.system import Limits, Ports, threaded_ports
 from understudy.explain import Explanation, explain
-from understudy.model.errors import Closed, TimedOut
+from understudy.model.errors import Closed, Rejected, TimedOut
 from understudy.model.values import encode
 from understudy.opening import open_node
 from understudy.process import Process
-from understudy.requests import Duration, instance_request, message_request, seconds, start_request
-from understudy.runtime import CALL_TIMEOUT
+from understudy.requests import (
+    Duration,
+    filter_request,
+    instance_request,
+    message_request,
+    page_request,
+    seconds,
+    start_request,
+    subscriber_request,
+)
+from understudy.runtime import CALL_TIMEOUT, Place
 from understudy.state import State
-from understudy.store.reads import Filter, Summary
+from understudy.store.reads import Summary
 from understudy.subscriptions import Change, Subscription, follow
-from understudy.views import Graphs, Predicate, Steps, outcome_of, path_of, step_of, stuck
+from understudy.views import (
+    Graphs,
+    Predicate,
+    Steps,
+    last_failures,
+    late,
+    now_ms,
+    outcome_of,
+    path_of,
+    steps_of,
+    stuck,
+    undone_of,
+)
 
 I = TypeVar("I")  # noqa: E741 - As in `Runtime`.
 R = TypeVar("R")
@@ -37,7 +59,7 @@ class AsyncRuntime:
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *processes: Process[Any, Any],
         role: str = "auto",
         durability: str = "full",
@@ -45,9 +67,10 @@ class AsyncRuntime:
         call_timeout: Duration = CALL_TIMEOUT,
         ports: Callable[[], Ports] | None = None,
     ) -> None:
-        self.path = path
-        self._arguments = (processes, role, durability, limits or Limits(), ports)
         self._timeout_s = seconds(call_timeout)
+        self._place = Place(path, role=role, durability=durability)
+        self._arguments = (processes, limits or Limits(), ports)
+        self.path = self._place.name
         self._node: Any = None
         self._subscriptions: list[Subscription] = []
 
@@ -64,23 +87,34 @@ class AsyncRuntime:
 
     async def open(self) -> None:
         """Open the database; `async with` does it by itself."""
-        processes, role, durability, limits, ports = self._arguments
+        if self._node is not None:
+            raise Rejected("this AsyncRuntime was opened before; make a new one")
+        processes, limits, ports = self._arguments
+        place = self._place
         loop = asyncio.get_running_loop()
         make = ports or (lambda: threaded_ports(limits, loop=loop))
         opened = await asyncio.to_thread(
-            open_node, self.path, processes, role=role, durability=durability, limits=limits, ports=make
+            open_node,
+            place.path,
+            processes,
+            role=place.role,
+            durability=place.durability,
+            limits=limits,
+            ports=make,
         )
         self._node = opened.node
-        self.path = opened.node.path
         self._processes = opened.processes
         self._graphs = Graphs(opened.node)
 
     async def close(self, *, timeout: Duration = "10s") -> bool:
+        timeout_s = seconds(timeout) or 0
         if self._node is None:
+            self._place.leave()
             return True
         for subscription in self._subscriptions:
             await asyncio.to_thread(subscription.close)
-        finished: bool = await asyncio.to_thread(self._node.close, timeout_s=seconds(timeout) or 0)
+        finished: bool = await asyncio.to_thread(self._node.close, timeout_s=timeout_s)
+        self._place.leave()
         return finished
 
     @property
@@ -94,6 +128,7 @@ class AsyncRuntime:
         return bool(self.node.is_owner)
 
     async def report(self) -> list[str]:
+        self.node.check()
         return await asyncio.to_thread(self._processes.missing_handlers, self.node.reads)
 
     # --- starting and finding ---
@@ -109,8 +144,10 @@ class AsyncRuntime:
         by: str = "",
         caused_by: str = "",
     ) -> AsyncHandle[R]:
+        self.node.check()
+        bound = self._processes.by_name.get(process) if isinstance(process, str) else process
         request = start_request(
-            process,
+            bound or process,
             input,
             id=self.node.new_id() if id is None else id,
             is_new=id is None,
@@ -121,9 +158,10 @@ class AsyncRuntime:
             limit_bytes=self.node.limits.value_bytes,
         )
         answer = await self._call("start", request)
-        return AsyncHandle(self, answer["id"], process if isinstance(process, Process) else None)
+        return AsyncHandle(self, answer["id"], bound)
 
     async def get(self, id: str, process: Process[I, R] | None = None) -> AsyncHandle[R]:
+        self.node.check()
         summary = await asyncio.to_thread(self.node.reads.summary, id)
         return AsyncHandle(self, id, process or self._processes.by_name.get(summary.process))
 
@@ -141,7 +179,7 @@ class AsyncRuntime:
         before: int | None = None,
     ) -> list[Summary]:
         self.node.check()
-        which = Filter(
+        which = filter_request(
             process=process,
             status=status,
             outcome=outcome,
@@ -150,7 +188,8 @@ class AsyncRuntime:
             tag=tag,
             text=text,
         )
-        found: list[Summary] = await asyncio.to_thread(self.node.reads.page, which, limit=limit, before=before)
+        page = page_request(limit, before)
+        found: list[Summary] = await asyncio.to_thread(self.node.reads.page, which, **page)
         return found
 
     # --- messages ---
@@ -211,10 +250,12 @@ class AsyncRuntime:
     async def history(self, id: str) -> Steps:
         self.node.check()
         await asyncio.to_thread(self.node.reads.summary, id)
-        return [step_of(record) for record in await asyncio.to_thread(self.node.reads.history, id)]
+        return steps_of(await asyncio.to_thread(self.node.reads.history, id))
 
     async def explain(self, id: str) -> Explanation:
-        return explain(await self.state(id))
+        state = await self.state(id)
+        failures = await asyncio.to_thread(last_failures, self.node, state)
+        return explain(state, now_ms=now_ms(self.node), failures=failures)
 
     # --- waiting ---
 
@@ -226,9 +267,13 @@ class AsyncRuntime:
                     state = await self.state(id)
                     if predicate(state):
                         return state
-                    await _awaited(self.node.submit("watch", {"id": id, "version": state.version}))
+                    changed = self.node.submit("watch", {"id": id, "version": state.version})
+                    try:
+                        await _awaited(changed)
+                    finally:
+                        changed.resolve(False)  # As in `Runtime`.
         except TimeoutError:
-            raise TimedOut(f"after {timeout_s:g} s: {await self.state(id)}") from None
+            raise late(await self.state(id), timeout_s) from None
 
     async def result(self, id: str, *, timeout: Duration | None = "30s", process: Process[Any, R] | None = None) -> R:
         state = await self.wait_until(id, lambda s: s.is_ended or bool(s.incidents), timeout=timeout)
@@ -280,9 +325,8 @@ class AsyncRuntime:
         backoff: Duration = "1s",
     ) -> Subscription:
         """As in `Runtime`; `receive` is an ordinary function and is called on the subscriber's own thread."""
-        subscription = await asyncio.to_thread(
-            follow, self.node, name, receive, from_start=from_start, tries=tries, backoff_s=seconds(backoff) or 0
-        )
+        request = subscriber_request(receive, tries, backoff)
+        subscription = await asyncio.to_thread(follow, self.node, name, from_start=from_start, **request)
         self._subscriptions.append(subscription)
         return subscription
 
@@ -340,6 +384,9 @@ class AsyncHandle(Generic[R]):
 
     async def path(self) -> list[str]:
         return path_of(await self.history())
+
+    async def undone(self) -> list[str]:
+        return undone_of(await self.history())
 
     async def explain(self) -> Explanation:
         return await self.runtime.explain(self.id)

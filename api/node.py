@@ -47,6 +47,7 @@ class Role(Enum):
     OWNER = "owner"  # Own the file, or fail.
     AUTO = "auto"  # Own it if nobody does, else be a client; take over when the owner dies.
     CLIENT = "client"  # Never own it.
+    OPERATOR = "operator"  # As AUTO, for one command: as the owner it carries commands out and runs no instance.
 
 
 class Node:
@@ -170,7 +171,7 @@ class Node:
             if time.monotonic() > deadline_s:
                 raise Unavailable(f"{self.path} has an owner that cannot be reached ({self._describe()})")
             time.sleep(0.01)  # An owner between its election and its first answer.
-        if self.role is Role.AUTO:
+        if self.role in (Role.AUTO, Role.OPERATOR):
             self._keeper = threading.Thread(target=self._keep, name="understudy-keeper", daemon=True)
             self._keeper.start()
 
@@ -224,7 +225,7 @@ class Node:
             self._readers = Readers(self.path, self._open_reader, shared=writer.database)
             self.reads = Reads(self._readers)
         service = Service(system, self.reads)
-        system.start()
+        system.start(go_on=self.role is not Role.OPERATOR)
         for body in self._deployments:
             self._submit_here(service, "deploy", {"body": body}).get(timeout=30)
         if owner_file is not None and system.ports.driver is None:
@@ -271,7 +272,9 @@ class Node:
         """Until the end: when the owner is lost, or hangs, find or become the next one."""
         detector = HungDetector(lease_s=self.limits.lease_ms / 1_000)
         while not self._closed:
-            patience_s = None if self.is_owner else self.limits.lease_ms / 4_000
+            # An owner that hangs is replaced only by who can run its instances; a dead one, for one command too.
+            is_patient = self.is_owner or self.role is Role.OPERATOR
+            patience_s = None if is_patient else self.limits.lease_ms / 4_000
             if self._lost.wait(patience_s):
                 self._lost.clear()
                 if not self._closed:

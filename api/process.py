@@ -34,8 +34,8 @@ class Process(Generic[I, R]):
     """A process by its name and its steps, checked.
 
     `takes` is a class whose fields are the first variables (attrs, dataclass or msgspec.Struct), a mapping of names to
-    types, or `dict` for whatever comes. `gives` is the task whose result is the result of the process, or the name of a
-    variable; what only a task gives must be given on every way.
+    types, or `dict` for whatever comes. `gives` is the task whose result is the result of the process, and which every
+    way to an end must then have passed; or it names a variable, which is None if it was not given.
     """
 
     @overload
@@ -61,7 +61,8 @@ class Process(Generic[I, R]):
         self.takes = takes
         self.gives = gives
         self._inputs = read_inputs(name, takes)
-        names = Names(gives if isinstance(gives, Task) else None)
+        giver = gives if isinstance(gives, Task) else None
+        names = Names(giver)
         body = names.block(block(f"Process({name!r})", steps))
         result = _result(name, gives, names)
         chart = Chart(names)
@@ -75,13 +76,13 @@ class Process(Generic[I, R]):
             self._inputs.types,
             is_open=self._inputs.is_open,
             result=result,
-            giver=gives if isinstance(gives, Task) else None,
+            giver=giver,
             place=self.place,
         )
         found = [*self._inputs.problems, *chart.problems, *problems(self.definition), *flowing.problems]
         if found:
-            raise InvalidDefinition(name, found)
-        self._result_type = gives.signature.returns if isinstance(gives, Task) else flowing.result
+            raise InvalidDefinition(name, [attrs.evolve(each, place=each.place or self.place) for each in found])
+        self._result_type = flowing.result if gives is not None else Any
 
     def encode_input(self, value: I | Anything = None) -> dict[str, str]:
         """The first variables of an instance, encoded; a `BadInput` names every field that does not fit."""
@@ -430,9 +431,17 @@ def _dataclass_fields(cls: Any, types: dict[str, Any]) -> list[Field]:
     return fields
 
 
+def _told_fields(cls: Any) -> tuple[msgspec.structs.FieldInfo, ...]:
+    try:
+        return msgspec.structs.fields(cls)
+    except Exception as error:  # It reads the annotations by itself, and knows no names of functions around.
+        hint = "define the class, and what its annotations name, at the top of a module"
+        raise refusal("Process", "unread_annotation", f"the fields of {cls.__name__}: {error}", hint=hint) from None
+
+
 def _struct_fields(cls: Any, types: dict[str, Any]) -> list[Field]:
     fields = []
-    for field in msgspec.structs.fields(cls):
+    for field in _told_fields(cls):
         factory = None if field.default_factory is msgspec.NODEFAULT else field.default_factory
         fields.append(_field(cls.__name__, field.name, types.get(field.name, Any), field.default, factory=factory))
     return fields

@@ -6,22 +6,54 @@ has the same names and signatures.
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import tempfile
+import time
+import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from understudy.actors.promise import Promise
 from understudy.actors.system import Limits, Ports
 from understudy.explain import Explanation, explain
-from understudy.model.errors import TimedOut
+from understudy.model.errors import Rejected, TimedOut, Unavailable
 from understudy.model.values import encode
 from understudy.opening import Opened, open_node
 from understudy.process import Process
-from understudy.requests import Duration, instance_request, message_request, seconds, start_request
+from understudy.requests import (
+    Duration,
+    database_place,
+    filter_request,
+    instance_request,
+    message_request,
+    page_request,
+    seconds,
+    start_request,
+    subscriber_request,
+)
 from understudy.state import State
-from understudy.store.reads import Filter, Summary
+from understudy.store.connection import MEMORY
+from understudy.store.reads import Summary
 from understudy.subscriptions import Change, Subscription, follow
-from understudy.views import Graphs, Predicate, Steps, outcome_of, path_of, step_of, stuck, waited
+from understudy.views import (
+    Graphs,
+    Predicate,
+    Steps,
+    last_failures,
+    late,
+    now_ms,
+    outcome_of,
+    path_of,
+    steps_of,
+    stuck,
+    undone_of,
+    waited,
+)
+
+logger = logging.getLogger("understudy")
 
 I = TypeVar("I")  # noqa: E741 - What a process takes; the name is as short as the idea.
 R = TypeVar("R")
@@ -32,12 +64,13 @@ class Runtime:
     """A database of process instances, open in this process.
 
     `path` is a file, or ":memory:" for tests (nothing survives there). With role="auto" this process owns the file if
-    nobody does, and otherwise talks to the owner and takes over when it dies.
+    nobody does, and otherwise talks to the owner and takes over when it dies. role="operator" is for one command: if
+    nobody owns the file this process does, but it runs no instance; the next owner goes on from what was commanded.
     """
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         *processes: Process[Any, Any],
         role: str = "auto",
         durability: str = "full",
@@ -45,15 +78,20 @@ class Runtime:
         call_timeout: Duration = CALL_TIMEOUT,
         ports: Callable[[], Ports] | None = None,
     ) -> None:
-        opened = open_node(path, processes, role=role, durability=durability, limits=limits, ports=ports)
-        self._begin(opened, call_timeout)
+        timeout_s = seconds(call_timeout)
+        place = Place(path, role=role, durability=durability)
+        opened = open_node(
+            place.path, processes, role=place.role, durability=place.durability, limits=limits, ports=ports
+        )
+        self._begin(opened, place, timeout_s)
 
-    def _begin(self, opened: Opened, call_timeout: Duration) -> None:
-        self.path = opened.node.path
+    def _begin(self, opened: Opened, place: Place, timeout_s: float | None) -> None:
+        self.path = place.name
+        self._place = place
         self.node = opened.node
         self._processes = opened.processes
         self._graphs = Graphs(opened.node)
-        self._timeout_s = seconds(call_timeout)
+        self._timeout_s = timeout_s
         self._subscriptions: list[Subscription] = []
 
     # --- life ---
@@ -68,9 +106,12 @@ class Runtime:
 
     def close(self, *, timeout: Duration = "10s") -> bool:
         """Begin nothing new, let running handlers finish within the limit, and close. Nothing acknowledged is lost."""
+        timeout_s = seconds(timeout) or 0
         for subscription in self._subscriptions:
             subscription.close()
-        return self.node.close(timeout_s=seconds(timeout) or 0)
+        finished = self.node.close(timeout_s=timeout_s)
+        self._place.leave()
+        return finished
 
     @property
     def is_owner(self) -> bool:
@@ -78,6 +119,7 @@ class Runtime:
 
     def report(self) -> list[str]:
         """What a start-up should know: handlers that stored definitions need and nobody has bound."""
+        self.node.check()
         return self._processes.missing_handlers(self.node.reads)
 
     # --- starting and finding ---
@@ -93,9 +135,14 @@ class Runtime:
         by: str = "",
         caused_by: str = "",
     ) -> Handle[R]:
-        """Start an instance, once for each id: the same id with the same input gives the same instance again."""
+        """Start an instance, once for each id: the same id with the same input gives the same instance again.
+
+        A name means the process of that name that this runtime was given, or else the newest that is deployed.
+        """
+        self.node.check()
+        bound = self._processes.by_name.get(process) if isinstance(process, str) else process
         request = start_request(
-            process,
+            bound or process,
             input,
             id=self.node.new_id() if id is None else id,
             is_new=id is None,
@@ -106,10 +153,11 @@ class Runtime:
             limit_bytes=self.node.limits.value_bytes,
         )
         answer = self._call("start", request)
-        return Handle(self, answer["id"], process if isinstance(process, Process) else None)
+        return Handle(self, answer["id"], bound)
 
     def get(self, id: str, process: Process[I, R] | None = None) -> Handle[R]:
         """The handle of an instance that exists."""
+        self.node.check()
         summary = self.node.reads.summary(id)
         return Handle(self, id, process or self._processes.by_name.get(summary.process))
 
@@ -128,7 +176,7 @@ class Runtime:
     ) -> list[Summary]:
         """Instances, newest first; `before` is the `no` of the last one of the page before."""
         self.node.check()
-        which = Filter(
+        which = filter_request(
             process=process,
             status=status,
             outcome=outcome,
@@ -137,7 +185,7 @@ class Runtime:
             tag=tag,
             text=text,
         )
-        return self.node.reads.page(which, limit=limit, before=before)
+        return self.node.reads.page(which, **page_request(limit, before))
 
     # --- messages ---
 
@@ -199,28 +247,32 @@ class Runtime:
     def history(self, id: str) -> Steps:
         self.node.check()
         self.node.reads.summary(id)
-        return [step_of(record) for record in self.node.reads.history(id)]
+        return steps_of(self.node.reads.history(id))
 
     def explain(self, id: str) -> Explanation:
-        return explain(self.state(id))
+        """Why the instance is where it is, and what would move it."""
+        state = self.state(id)
+        return explain(state, now_ms=now_ms(self.node), failures=last_failures(self.node, state))
 
     # --- waiting ---
 
     def wait_until(self, id: str, predicate: Predicate, *, timeout: Duration | None = "30s") -> State:
         """Wait until the instance's state fits; looked at after each of its commits."""
         timeout_s = seconds(timeout)
-        clock = _Patience(timeout_s)
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             state = self.state(id)
             if predicate(state):
                 return state
+            changed = self.node.submit("watch", {"id": id, "version": state.version})
             try:
-                waited(self._watch(id, state.version), clock.left_s(), f"the next commit of {id}")
+                waited(changed, None if end_s is None else max(0.0, end_s - time.monotonic()), f"a commit of {id}")
             except TimedOut:
+                changed.resolve(False)  # Nobody waits any more: a watch that is never called would be kept for ever.
                 state = self.state(id)
                 if predicate(state):
                     return state
-                raise TimedOut(f"after {timeout_s:g} s: {state}") from None
+                raise late(state, timeout_s) from None
 
     def result(self, id: str, *, timeout: Duration | None = "30s", process: Process[Any, R] | None = None) -> R:
         """The result, as soon as there is one.
@@ -232,9 +284,6 @@ class Runtime:
             raise stuck(state)
         bound: Process[Any, R] | None = process or self._processes.by_name.get(state.process)
         return outcome_of(state, bound, lambda: self.history(id))
-
-    def _watch(self, id: str, version: int) -> Promise[Any]:
-        return self.node.submit("watch", {"id": id, "version": version})
 
     # --- moving ---
 
@@ -278,13 +327,12 @@ class Runtime:
         tries: int = 5,
         backoff: Duration = "1s",
     ) -> Subscription:
-        """Hand every commit to `receive`:
+        """Hand every commit to `receive`, from where this name has come to; a new name begins now, or at the start.
 
-        in order for each instance, at least once, from where this name has come to.
+        In order for each instance, and at least once. What raises is tried again, then held for `redeliver`.
         """
-        subscription = follow(
-            self.node, name, receive, from_start=from_start, tries=tries, backoff_s=seconds(backoff) or 0
-        )
+        request = subscriber_request(receive, tries, backoff)
+        subscription = follow(self.node, name, from_start=from_start, **request)
         self._subscriptions.append(subscription)
         return subscription
 
@@ -346,6 +394,11 @@ class Handle(Generic[R]):
         """The steps that were done, in their order."""
         return path_of(self.history)
 
+    @property
+    def undone(self) -> list[str]:
+        """The steps that were undone, in the order of undoing."""
+        return undone_of(self.history)
+
     def explain(self) -> Explanation:
         return self.runtime.explain(self.id)
 
@@ -373,19 +426,38 @@ class Handle(Generic[R]):
         self.runtime.fail(self.id, incident, request_key=request_key, by=by)
 
 
-def connect(path: str, *processes: Process[Any, Any], call_timeout: Duration = CALL_TIMEOUT) -> Runtime:
+def connect(
+    path: str | os.PathLike[str], *processes: Process[Any, Any], call_timeout: Duration = CALL_TIMEOUT
+) -> Runtime:
     """A Runtime that talks to whoever owns the database, and never owns it itself."""
+    if not Path(database_place(path)).exists():
+        raise Unavailable(f"there is no database at {path}; open a Runtime on it first")
     return Runtime(path, *processes, role="client", call_timeout=call_timeout)
 
 
-class _Patience:
-    """What is left of a timeout."""
+class Place:
+    """Where a runtime's database is, and how it is kept there.
 
-    def __init__(self, timeout_s: float | None) -> None:
-        import time
+    ":memory:" is a file too, in a private folder that goes with the runtime: SQLite's own memory has one connection for
+    all, on which readers would see, and roll back, half of what the writer does.
+    """
 
-        self._monotonic = time.monotonic
-        self._end_s = None if timeout_s is None else self._monotonic() + timeout_s
+    def __init__(self, path: str | os.PathLike[str], *, role: str, durability: str) -> None:
+        self.role = role
+        self.durability = durability
+        if path != MEMORY:
+            self.path = self.name = database_place(path)
+            return
+        if role not in ("auto", "owner"):
+            raise Rejected(f'":memory:" is new and has no owner whom role={role!r} could meet; give the path of a file')
+        folder = tempfile.mkdtemp(prefix="understudy-")
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.name = MEMORY
+        self.path = str(Path(folder) / "memory.db")
+        self.role = "owner"
+        self.durability = "relaxed"
+        logger.warning('nothing survives a Runtime on ":memory:"; give it the path of a file to keep its instances')
 
-    def left_s(self) -> float | None:
-        return None if self._end_s is None else max(0.0, self._end_s - self._monotonic())
+    def leave(self) -> None:
+        if self.name == MEMORY:
+            self._remove()

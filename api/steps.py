@@ -72,9 +72,9 @@ Steps: TypeAlias = Task[..., Any] | Step | Sequence[Task[..., Any] | Step]
 # --- the words --------------------------------------------------------------------------------------------------------
 
 
-def steps(*sequence: Steps) -> list[Step]:
+def sequence(*given: Steps) -> list[Step]:
     """Several steps, one after the other: a branch of `choose` or `parallel` that is more than one step."""
-    return list(block("steps", sequence))
+    return list(block("sequence", given))
 
 
 def when(condition: str, *then: Steps) -> Step:
@@ -208,10 +208,9 @@ def _mistake(given: object) -> tuple[str, str]:
     if isinstance(given, Undo):
         return f"{given.name} is the undo of {given.undoes}, not a step", "it runs by itself when its saga fails"
     if isinstance(given, str):
-        return (
-            f"the string {given!r} is not a step",
-            f"a condition belongs into when({given!r}, ...); otherwise, {CALLED}",
-        )
+        return f"the string {given!r} is not a step", f"a condition belongs into when({given!r}, ...); or {CALLED}"
+    if hasattr(given, "definition"):
+        return f"{_shown(given)} is not a step", "a process starts another from a task, through the runtime"
     if inspect.iscoroutine(given):
         given.close()  # Nobody will await it, and Python would say so long after this.
         return f"{_shown(given)} is not a step", CALLED

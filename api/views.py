@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import attrs
 import pykka
 
+from understudy.actors.clock import utc_ms
 from understudy.actors.promise import Promise
+from understudy.explain import Story
 from understudy.model.definition import Graph, decode_definition
+from understudy.model.durations import show_moment
 from understudy.model.errors import Cancelled, Failed, Stuck, TimedOut, Unsuccessful
-from understudy.model.events import Entry, TaskCompleted, TokenCreated, TokenMoved, UndoFinished, UndoRecorded
-from understudy.model.instance import Token
+from understudy.model.events import AnyEvent, AttemptFailed, Entry, TaskCompleted, UndoFinished
 from understudy.model.values import decode
 from understudy.node import Node
 from understudy.process import Process
@@ -20,6 +22,9 @@ from understudy.state import State, state_of
 from understudy.store.reads import Detail, Record
 
 R = TypeVar("R")
+Predicate: TypeAlias = Callable[[State], bool]
+Steps: TypeAlias = "list[Step]"
+RECENT: Final = 50  # Commits that are read to say why something was tried again.
 
 
 @attrs.frozen(kw_only=True)
@@ -30,13 +35,24 @@ class Step:
     seq: int
     at_ms: int
     entries: tuple[Entry, ...]
+    told: tuple[str, ...]  # What happened, in words.
 
     def __str__(self) -> str:
-        return f"{self.n}. " + "; ".join(entry.cause for entry in self.entries)
+        causes = ", ".join(dict.fromkeys(entry.cause for entry in self.entries))
+        return f"{self.n}. {show_moment(self.at_ms)} {causes}: {'; '.join(self.told)}"
 
 
-def step_of(record: Record) -> Step:
-    return Step(n=record.n, seq=record.seq, at_ms=record.at_ms, entries=tuple(record.entries))
+def steps_of(records: list[Record]) -> Steps:
+    """The whole history of an instance, told."""
+    story = Story()
+    steps = []
+    for record in records:
+        entries = tuple(record.entries)
+        told = (story.tell(event) for entry in entries for event in entry.events)
+        steps.append(
+            Step(n=record.n, seq=record.seq, at_ms=record.at_ms, entries=entries, told=tuple(filter(None, told)))
+        )
+    return steps
 
 
 class Graphs:
@@ -55,44 +71,55 @@ class Graphs:
         return found
 
     def state(self, detail: Detail) -> State:
-        graph = self[detail.definition]
-
-        def missing(token: Token) -> str:
-            here = {t.came_by for t in detail.tokens if t.node == token.node and t.scope == token.scope}
-            return ", ".join(edge.source for edge in graph[token.node].incoming if edge.id not in here)
-
-        return state_of(detail, missing_at_join=missing)
+        return state_of(detail, self[detail.definition])
 
 
-def path_of(steps: list[Step]) -> list[str]:
-    """The nodes that were done, in the order in which they were done."""
-    path: list[str] = []
-    at: dict[int, str] = {}
-    for step in steps:
-        for entry in step.entries:
-            for event in entry.events:
-                if isinstance(event, TokenCreated | TokenMoved):
-                    at[event.token] = event.node
-                elif isinstance(event, TaskCompleted):
-                    path.append(at[event.token])
+def now_ms(node: Node) -> int:
+    """The time where the instances run, if that is here."""
+    return utc_ms() if node.system is None else node.system.ports.clock.now_ms()
+
+
+def last_failures(node: Node, state: State) -> dict[int, str]:
+    """Why the attempts before those that are out or due have failed, by token."""
+    if not any(wait.kind == "retry" or wait.attempt > 1 for wait in state.waiting):
+        return {}
+    failures: dict[int, str] = {}
+    for record in node.reads.history(state.id, limit=RECENT):
+        for event in _events(record.entries):
+            if isinstance(event, AttemptFailed):
+                failures[event.token] = event.message
+            elif isinstance(event, TaskCompleted):
+                failures.pop(event.token, None)
+    return failures
+
+
+def path_of(steps: Steps) -> list[str]:
+    """The steps that were done, in the order in which they were done; what was undone later is still on it."""
+    story = Story()
+    path = []
+    for event in (event for step in steps for event in _events(step.entries)):
+        story.hear(event)
+        if isinstance(event, TaskCompleted) and not story.is_undo(event.token):
+            path.append(story.place(event.token))
     return path
 
 
-def undone_of(steps: list[Step]) -> list[str]:
+def undone_of(steps: Steps) -> list[str]:
     """The steps that were undone, in the order of undoing."""
-    nodes: dict[int, str] = {}
-    undone: list[str] = []
-    for step in steps:
-        for entry in step.entries:
-            for event in entry.events:
-                if isinstance(event, UndoRecorded):
-                    nodes[event.undo] = event.node
-                elif isinstance(event, UndoFinished) and event.how == "done":
-                    undone.append(nodes[event.undo])
+    story = Story()
+    undone = []
+    for event in (event for step in steps for event in _events(step.entries)):
+        story.hear(event)
+        if isinstance(event, UndoFinished) and event.how == "done":
+            undone.append(story.undo_of(event.undo))
     return undone
 
 
-def outcome_of(state: State, process: Process[Any, R] | None, history: Callable[[], list[Step]]) -> R:
+def _events(entries: Iterable[Entry]) -> Iterator[AnyEvent]:
+    return (event for entry in entries for event in entry.events)
+
+
+def outcome_of(state: State, process: Process[Any, R] | None, history: Callable[[], Steps]) -> R:
     """The result of an ended instance, or the error that says why there is none and what was undone."""
     if state.outcome in ("completed", "terminated"):
         text = state.encoded_result or "null"
@@ -111,11 +138,16 @@ def unsuccessful(state: State, undone: list[str]) -> Unsuccessful:
 
 
 def stuck(state: State) -> Stuck:
-    incident = state.incidents[0]
+    incident, *others = state.incidents
+    more = f" ({len(others)} more: see explain)" if others else ""
     return Stuck(
         f"{state.id} is stopped at {incident.node} by incident {incident.incident} ({incident.name}): "
-        f"{incident.detail}; retry, skip or fail it"
+        f"{incident.detail}; retry, skip or fail it{more}"
     )
+
+
+def late(state: State, timeout_s: float | None) -> TimedOut:
+    return TimedOut(f"not so within {timeout_s:g} s, and nothing was cancelled. {state}")
 
 
 def waited(promise: Promise[Any], timeout_s: float | None, what: str) -> Any:
@@ -124,7 +156,3 @@ def waited(promise: Promise[Any], timeout_s: float | None, what: str) -> Any:
         return promise.get(timeout=timeout_s)
     except pykka.Timeout:
         raise TimedOut(f"{what} was not answered within {timeout_s:g} s; it may still happen, look again") from None
-
-
-Predicate = Callable[[State], bool]
-Steps = list[Step]

@@ -114,11 +114,20 @@ def _resumed(instance: Instance, _event: e.InstanceResumed, _at_ms: int) -> None
 @_applies(e.EndingBegun)
 def _ending(instance: Instance, event: e.EndingBegun, _at_ms: int) -> None:
     instance.ending = event.outcome
-    instance.resting = Status.PENDING
-    status = Status.CANCELLING if event.outcome is Outcome.CANCELLED else Status.COMPENSATING
-    if instance.status is not status:
-        _becomes(instance, status)
     instance.error = encode_fault(Fault(event.code, event.message, event.node))
+    if event.outcome is not Outcome.CANCELLED:
+        _compensates(instance)
+    elif instance.status is not Status.CANCELLING:
+        instance.resting = Status.PENDING  # Who cancels also ends a pause.
+        _becomes(instance, Status.CANCELLING)
+
+
+def _compensates(instance: Instance) -> None:
+    """A failure does not end a pause: nothing is undone before the instance is resumed."""
+    if instance.status is Status.RUNNING:
+        _becomes(instance, Status.COMPENSATING)
+    elif instance.status is Status.PAUSED:
+        instance.resting = Status.COMPENSATING
 
 
 @_applies(e.InstanceEnded)
@@ -290,10 +299,7 @@ def _scope_failing(instance: Instance, event: e.ScopeFailing, _at_ms: int) -> No
     scope = instance.scopes[event.scope]
     fault = encode_fault(Fault(event.code, event.message, event.node))
     instance.scopes.put(scope.id, replace(scope, status=ScopeStatus.FAILING, error=fault))
-    if instance.status is Status.RUNNING:
-        _becomes(instance, Status.COMPENSATING)
-    elif instance.status is Status.PAUSED:
-        instance.resting = Status.COMPENSATING
+    _compensates(instance)
 
 
 @_applies(e.ScopeCompensating)

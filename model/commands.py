@@ -73,6 +73,7 @@ class Resolve(Command, frozen=True, kw_only=True):
 class CompleteTask(Command, frozen=True, kw_only=True):
     token: int
     attempt: int
+    task: int = 0  # A token goes from step to step and its attempts count from one at each: this says which step.
     result: str = "null"
     recorded: bool = False
 
@@ -84,6 +85,7 @@ class CompleteTask(Command, frozen=True, kw_only=True):
 class FailTask(Command, frozen=True, kw_only=True):
     token: int
     attempt: int
+    task: int = 0
     fault: Fault
 
     @property
@@ -115,6 +117,7 @@ class Recover(Command, frozen=True, kw_only=True):
     """The first command of an activation whose instance was moving: its attempts are lost, its ready tokens go on."""
 
     recorded: dict[int, str] = {}  # Results of transactional tasks by the number of their opening.
+    spared: frozenset[int] = frozenset()  # Tokens whose attempt still runs here, or was never begun: it is not lost.
 
 
 AnyCommand = Start | Send | Cancel | Pause | Resume | Resolve | CompleteTask | FailTask | FireTimer | Deliver | Recover

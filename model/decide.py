@@ -41,20 +41,24 @@ R = TypeVar("R", bound=Rule)
 def decide(instance: Instance, graph: Graph, command: c.AnyCommand, *, go_on: bool = True) -> Decision:
     """Decide a command. The instance is moved to where the decision leads; a refusal leaves it untouched.
 
-    Without `go_on` tokens stop where they arrive: a runtime that shuts down begins nothing new.
+    Without `go_on` tokens stop where they arrive and no attempt begins: so decides a runtime that shuts down, or that
+    was opened for an operator's command. The next owner finds all that is left to do in the store, so that nothing
+    but withdrawals is to be done now.
     """
-    turn = Turn(instance, graph, command.at_ms)
+    turn = Turn(instance, graph, command.at_ms, go_on=go_on)
     try:
         answer = _RULES[type(command)](turn, command)
     except UnderstudyError as refusal:
         return _refused(turn, refusal)
-    if go_on:
-        turn.run()
+    turn.run()
+    effects = turn.effects
+    if not go_on:
+        effects = [effect for effect in effects if type(effect) is fx.CancelTask]
     if not turn.events:
-        return Decision(effects=turn.effects, answer=answer)
+        return Decision(effects=effects, answer=answer)
     instance.changed_ms = max(instance.changed_ms, command.at_ms)
     entry = e.Entry(command.at_ms, command.cause, turn.events, command.by, command.key)
-    return Decision(entry, turn.effects, answer)
+    return Decision(entry, effects, answer)
 
 
 def _refused(turn: Turn, refusal: UnderstudyError) -> Decision:
@@ -174,10 +178,7 @@ def _resume(turn: Turn, _command: c.Resume) -> Any:
     _living(instance)
     if instance.status is Status.PAUSED:
         turn.emit(e.InstanceResumed())
-        _stir(turn)
-        for wait in instance.waits.values():
-            if wait.due_ms is not None:
-                turn.effects.append(fx.ArmTimer(wait.id, wait.due_ms))
+        turn.stir()
     return {"id": instance.id, "status": instance.status.value}
 
 
@@ -235,23 +236,29 @@ def _fail(turn: Turn, token: Token, fault: Fault) -> None:
 
 @_decides(c.CompleteTask)
 def _complete(turn: Turn, command: c.CompleteTask) -> Any:
-    token = _attempt(turn.instance, command.token, command.attempt)
+    token = _attempt(turn.instance, command)
     TASK.complete(turn, token, turn.graph[token.node], command.result, recorded=command.recorded)
     return None
 
 
 @_decides(c.FailTask)
 def _fail_task(turn: Turn, command: c.FailTask) -> Any:
-    token = _attempt(turn.instance, command.token, command.attempt)
+    token = _attempt(turn.instance, command)
     TASK.fail_attempt(turn, token, turn.graph[token.node], command.fault)
     return None
 
 
-def _attempt(instance: Instance, token: int, attempt: int) -> Token:
-    found = instance.tokens.get(token)
-    if found is None or found.attempt != attempt or found.status is not TokenStatus.EXECUTING:
+def _attempt(instance: Instance, command: c.CompleteTask | c.FailTask) -> Token:
+    found = instance.tokens.get(command.token)
+    if (
+        found is None
+        or found.status is not TokenStatus.EXECUTING
+        or found.attempt != command.attempt
+        or command.task not in (0, found.task)
+    ):
         raise Conflict(
-            f"attempt {attempt} of token {token} of {instance.id} is no longer awaited; its result is not used"
+            f"attempt {command.attempt} of token {command.token} of {instance.id} is no longer awaited; "
+            "its result is not used"
         )
     return found
 
@@ -264,8 +271,8 @@ def _fire(turn: Turn, command: c.FireTimer) -> Any:
     if wait.due_ms > command.at_ms:
         turn.effects.append(fx.ArmTimer(wait.id, wait.due_ms))
         return None
-    if turn.instance.status is Status.PAUSED and wait.kind == "retry":
-        return None  # A new attempt must not begin; resuming arms it again.
+    if wait.kind == "retry" and not turn.may_begin:
+        return None  # A new attempt must not begin; resuming, or the next owner, arms it again.
     _wake(turn, wait.id, "null")
     return None
 
@@ -293,19 +300,10 @@ def _recover(turn: Turn, command: c.Recover) -> Any:
         place = turn.graph[token.node]
         if token.task in command.recorded:
             TASK.complete(turn, token, place, command.recorded[token.task], recorded=True)
-        else:
+        elif turn.go_on and token.id not in command.spared:  # Only who can release it again counts it as lost.
             TASK.lose(turn, token, place)
-    _stir(turn)
+    turn.stir()
     return None
-
-
-def _stir(turn: Turn) -> None:
-    """Let everything go on that a pause or a crash has stopped."""
-    for token in turn.instance.tokens.values():
-        if token.status is TokenStatus.READY:
-            turn.ready(token.id)
-    for scope in turn.instance.scopes:
-        turn.look_at(scope)
 
 
 def error_of(instance: Instance) -> Fault | None:

@@ -24,10 +24,11 @@ MOST_MOVES = 10_000  # Moves in one turn without a rest: more is a loop that not
 class Turn:
     """The work of one command."""
 
-    def __init__(self, instance: Instance, graph: Graph, at_ms: int) -> None:
+    def __init__(self, instance: Instance, graph: Graph, at_ms: int, *, go_on: bool = True) -> None:
         self.instance = instance
         self.graph = graph
         self.at_ms = at_ms
+        self.go_on = go_on  # Otherwise tokens stop where they arrive, and whoever owns the instance next enters them.
         self.events: list[e.AnyEvent] = []
         self.effects: list[fx.AnyEffect] = []
         self.resolution = "dropped"  # How an incident ends whose token moves on in this turn.
@@ -41,11 +42,19 @@ class Turn:
     def next_id(self) -> int:
         return self.instance.serial + 1
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether an attempt may begin in this turn."""
+        return self.go_on and self.instance.status is not Status.PAUSED
+
     def run(self) -> None:
-        """Let everything that can move come to rest."""
+        """Let everything that can move come to rest.
+
+        Scopes are settled even when tokens do not go on: a scope without tokens is nothing that recovery would find.
+        """
         moves = 0
-        while self.instance.status is not Status.PAUSED and (self._ready or self._scopes):
-            if self._ready:
+        while self.instance.status is not Status.PAUSED and ((self.go_on and self._ready) or self._scopes):
+            if self.go_on and self._ready:
                 token = self.instance.tokens.get(self._ready.popleft())
                 if token is None or token.status is not TokenStatus.READY:
                     continue
@@ -91,8 +100,14 @@ class Turn:
         for scope in self.instance.chain(token.scope):  # A failing scope waits for the tokens of the scopes inside it.
             self.look_at(scope.id)
 
-    def ready(self, token: int) -> None:
-        self._ready.append(token)
+    def stir(self) -> None:
+        """Let everything go on that a pause or a crash has stopped."""
+        self._ready += [token.id for token in self.instance.tokens.values() if token.status is TokenStatus.READY]
+        for scope in self.instance.scopes:
+            self.look_at(scope)
+        for wait in self.instance.waits.values():
+            if wait.due_ms is not None:
+                self.effects.append(fx.ArmTimer(wait.id, wait.due_ms))
 
     def look_at(self, scope: int) -> None:
         self._scopes[scope] = None
@@ -131,10 +146,16 @@ class Turn:
     def saga_around(self, scope: int) -> Scope | None:
         return next((s for s in self.instance.chain(scope) if s.kind is ScopeKind.SAGA), None)
 
+    def is_failing(self, scope: int) -> bool:
+        """Whether nothing new may begin in the scope, because it or one around it is being taken back."""
+        return any(s.status is not ScopeStatus.OPEN for s in self.instance.chain(scope))
+
     def fail(self, token: Token, fault: Fault, *, policy: str = "") -> None:
         """The step at the token has failed for good: undo the saga around it, or stop and ask an operator."""
         saga = self.saga_around(token.scope)
-        if policy == "incident" or (saga is None and policy != "fail"):
+        if self.is_failing(token.scope):
+            self.end(token, "failed")  # Nothing was done here, so nothing is to be undone.
+        elif policy == "incident" or (saga is None and policy != "fail"):
             self.incident(token, fault.code, fault.message)
         elif saga is None:
             self.begin_ending(Outcome.FAILED, fault)
@@ -156,6 +177,7 @@ class Turn:
 
     def begin_ending(self, outcome: Outcome, fault: Fault) -> None:
         """The instance's outcome is settled: stop everything, and undo what its sagas have done."""
+        was_paused = self.instance.status is Status.PAUSED
         self.emit(e.EndingBegun(outcome, fault.code, fault.message, fault.node))
         outermost = [s for s in self.instance.scopes.values() if s.id != ROOT and s.parent == ROOT]
         hosts = {scope.host for scope in outermost}
@@ -165,18 +187,26 @@ class Turn:
             if scope.status is ScopeStatus.OPEN:
                 self.begin_failing(scope, fault)
         self.look_at(ROOT)
+        if was_paused:
+            self.stir()  # A cancel ends the pause, under which a saga may have begun to fail.
 
     def stop(self, scope: int, how: str) -> None:
-        """End all that lives in the scope and inside it, undoing nothing."""
+        """End all that lives in the scope and inside it, undoing nothing. What was done stays on a saga's account."""
         inside = self.instance.within(scope)
+        heir = None if scope == ROOT else scope
         for token in [t for t in self.instance.tokens.values() if t.scope in inside]:
             self.end(token, how)
         for inner in sorted(inside - {scope}, reverse=True):
-            self.emit(e.ScopeClosed(inner, "terminated"))
+            self.emit(e.ScopeClosed(inner, "terminated", heir))
             self._scopes.pop(inner, None)
 
     def terminate_scope(self, token: Token) -> None:
+        """End everything in the token's scope. A saga in there that fails is not left half undone: it goes on to fail,
+        and the scope with it."""
         self.end(token, "done")
+        inside = self.instance.within(token.scope)
+        if any(self.instance.scopes[inner].status is not ScopeStatus.OPEN for inner in inside):
+            return
         self.stop(token.scope, "terminated")
         if token.scope == ROOT:
             self.finish(Outcome.TERMINATED)
@@ -210,7 +240,7 @@ class Turn:
         host = self.instance.tokens[scope.host]
         heir = self.saga_around(scope.parent)
         self.emit(e.ScopeClosed(scope.id, "done", None if heir is None else heir.id))
-        if heir is not None and heir.status is not ScopeStatus.OPEN:
+        if self.is_failing(scope.parent):
             self.end(host, "done")
         else:
             self.leave(host, self.graph[host.node])

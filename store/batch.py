@@ -1,16 +1,20 @@
-"""A whole batch of commits as one SQL statement with one JSON parameter.
+"""A whole batch of commits as one SQL statement.
 
 `sqlite3` gives up the GIL around every row that it steps through, and a busy thread of the host makes it wait for it
-each time. One statement steps once. It is an INSERT into a TEMP view whose trigger spreads the parameter over the
-tables; the trigger's guards (fenced, stale, missing) and the tables' constraints are the last line of defence: any of
-them takes the whole batch back.
+each time. One statement steps once. It is an INSERT into a TEMP view with one column for each section, a JSON array
+of rows, and the view's trigger spreads the sections over the tables. A section of its own for each kind of row is
+what keeps this cheap: SQLite parses a text anew for each use of it, and passes over a section that is NULL. The
+trigger's guards (fenced, stale, missing) and the tables' constraints are the last line of defence: any of them takes
+the whole batch back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import attrs
 import msgspec
 
 # For each table of an instance's rows: its key columns after `instance`, then the others, as the model has them.
@@ -78,8 +82,25 @@ REQUEST: Final = (
     "answer",
     "expires_ms",
 )
+SECTIONS: Final = (
+    "new",
+    "moved",
+    *(section for table in COLUMNS for section in (table, f"no_{table}")),
+    "history",
+    "request",
+    "taken_work",
+    "message",
+    "consumed",
+    "match",
+)
+PREFIX: Final = "understudy_"  # Of everything TEMP that is ours: a user's tables in the same file have plain names.
 
 _ENCODER = msgspec.json.Encoder()
+_NUL: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+class Unwritable(ValueError):
+    """SQLite would store another text than it is given."""
 
 
 class Batch:
@@ -89,7 +110,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.sections: dict[str, list[Any]] = {}
-        self.match: dict[tuple[str, str], None] = {}  # Names and keys whose messages and waits are to be matched anew.
+        self.match: dict[tuple[str, str], int] = {}  # How many messages of a name and key may find a wait now, at most.
 
     def add(self, section: str, row: Any) -> None:
         rows = self.sections.get(section)
@@ -98,128 +119,181 @@ class Batch:
         else:
             rows.append(row)
 
-    def body(self, epoch: int, now_ms: int) -> str:
-        document: dict[str, Any] = {"epoch": epoch, "now": now_ms, **self.sections}
+    def expect(self, name: str, key: str) -> None:
+        """There is one more message of this name and key without a wait, or one more wait without a message."""
+        self.match[name, key] = self.match.get((name, key), 0) + 1
+
+    def parameters(self, epoch: int, now_ms: int) -> tuple[Any, ...]:
+        """What `WRITE` takes."""
+        sections = self.sections
         if self.match:
-            document["match"] = list(self.match)
-        return _ENCODER.encode(document).decode()
+            sections["match"] = [(name, key, most) for (name, key), most in self.match.items()]
+        texts = (_text(sections[section]) if section in sections else None for section in SECTIONS)
+        return (epoch, now_ms, *texts)
 
 
-def statements() -> tuple[str, ...]:
-    """What makes the view and its trigger on a connection; `WRITE` then writes a batch."""
-    return (
-        "CREATE TEMP VIEW batch(body) AS SELECT NULL WHERE 0",
-        f"CREATE TEMP TRIGGER batch_apply INSTEAD OF INSERT ON batch BEGIN {_trigger()} END",
-    )
+def _text(rows: list[Any]) -> str:
+    text = _ENCODER.encode(rows).decode()
+    if "\\u0000" in text and _NUL.search(text):
+        raise Unwritable("SQLite cuts a text in JSON at a NUL character; replace it")
+    return text
 
 
-WRITE: Final = "INSERT INTO temp.batch(body) VALUES (?)"
+@attrs.frozen
+class Part:
+    """Some sections, and the statements of a trigger that writes them."""
 
-MATCHED: Final = """
-SELECT m.no, m.wait, m.payload, i.id
-FROM json_each(?) p
-CROSS JOIN message m ON m.name = json_extract(p.value, '$[0]') AND m.key = json_extract(p.value, '$[1]')
-CROSS JOIN instance i ON i.no = m.instance
+    name: str
+    sections: tuple[str, ...]
+    statements: tuple[str, ...]
+
+
+def parts() -> Iterator[Part]:
+    """All that a batch may write, in the order in which it is written."""
+    yield Part("new", ("new",), (_insert("instance", "new", [*COLD, *HOT]),))
+    yield Part("moved", ("moved",), (_update("moved"), _all_changed("moved", "stale")))
+    for table in COLUMNS:
+        yield Part(table, (table, f"no_{table}"), (_upsert(table), _delete(table)))
+    yield Part("history", ("history",), (_insert("history", "history", HISTORY),))
+    yield Part("request", ("request",), (_insert("request", "request", REQUEST),))
+    yield Part("work", ("taken_work",), (_take_work(), _all_changed("taken_work", "missing")))
+    yield Part("message", ("message",), (_insert("message", "message", MESSAGE),))
+    yield Part("consumed", ("consumed",), (_consume(), _all_changed("consumed", "missing")))
+    yield Part("matching", ("no_wait", "match"), (_free(), *_match()))
+
+
+WRITE: Final = f"INSERT INTO temp.{PREFIX}batch VALUES ({', '.join('?' * (len(SECTIONS) + 2))})"
+MATCHED: Final = f"""
+SELECT i.id, p.message, p.wait, m.payload
+FROM temp.{PREFIX}matched p CROSS JOIN message m ON m.no = p.message CROSS JOIN instance i ON i.no = p.instance
 """
 
 
-def _trigger() -> str:
-    parts = [_fence(), _insert("instance", "new", [*COLD, *HOT]), *_updates()]
-    for table in COLUMNS:
-        parts += [_upsert(table), _delete(table)]
-    parts += [
-        _insert("history", "history", HISTORY),
-        *_messages(),
-        _insert("request", "request", REQUEST),
-        *_work(),
-    ]
-    return " ".join(part.strip().rstrip(";") + ";" for part in parts)
+def statements() -> Iterator[str]:
+    """What a connection needs once before `WRITE` writes batches on it, and `MATCHED` reads what was matched."""
+    yield f"CREATE TEMP TABLE {PREFIX}matched (message INTEGER, instance INTEGER, wait INTEGER)"
+    yield from _view("pair", ("name", "key", "most", "now_ms"), (_pair(),))
+    calls = [_fence()]
+    for part in parts():
+        columns = ("now_ms", *part.sections)
+        yield from _view(part.name, columns, part.statements)
+        given = " OR ".join(f'NEW."{section}" IS NOT NULL' for section in part.sections)
+        calls.append(f"INSERT INTO {PREFIX}{part.name} SELECT {_of_new(columns)} WHERE {given}")
+    yield from _view("batch", ("epoch", "now_ms", *SECTIONS), calls)
 
 
-def _fence() -> str:
-    return """
-    SELECT RAISE(ABORT, 'fenced') WHERE NOT EXISTS (
-      SELECT 1 FROM owner WHERE partition = 0 AND epoch = json_extract(NEW.body, '$.epoch'))"""
+def _view(name: str, columns: Sequence[str], actions: Iterable[str]) -> Iterator[str]:
+    """A view that runs statements for each row that is inserted into it."""
+    nulls = ", ".join("NULL" for _ in columns)
+    body = " ".join(f"{action.strip()};" for action in actions)
+    yield f"CREATE TEMP VIEW {PREFIX}{name} ({_quoted(columns)}) AS SELECT {nulls} WHERE 0"
+    yield f"CREATE TEMP TRIGGER {PREFIX}{name}_insert INSTEAD OF INSERT ON {PREFIX}{name} BEGIN {body} END"
 
 
-def _at(path: str, *, row: str = "j.value") -> str:
-    return f"json_extract({row}, '$[{path}]')" if path.isdigit() else f"json_extract({row}, '$.{path}')"
-
-
-def _each(section: str) -> str:
-    return f"json_each(NEW.body, '$.{section}') j"
-
-
-def _quoted(columns: Any) -> str:
+def _quoted(columns: Iterable[str]) -> str:
     return ", ".join(f'"{column}"' for column in columns)
 
 
+def _of_new(columns: Iterable[str]) -> str:
+    return ", ".join(f'NEW."{column}"' for column in columns)
+
+
+def _at(*path: int) -> str:
+    return f"json_extract(j.value, '${''.join(f'[{index}]' for index in path)}')"
+
+
+def _each(section: str) -> str:
+    return f'json_each(NEW."{section}") j'
+
+
+# --- guards -----------------------------------------------------------------------------------------------------------
+
+
+def _fence() -> str:
+    return """SELECT RAISE(ABORT, 'fenced')
+    WHERE NOT EXISTS (SELECT 1 FROM owner WHERE partition = 0 AND epoch = NEW.epoch)"""
+
+
+def _all_changed(section: str, reason: str) -> str:
+    """Every row of the section has changed exactly one row of the table."""
+    return f"SELECT RAISE(ABORT, '{reason}') WHERE changes() <> coalesce(json_array_length(NEW.\"{section}\"), 0)"
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
 def _insert(table: str, section: str, columns: Sequence[str]) -> str:
-    values = ", ".join(_at(str(n)) for n in range(len(columns)))
+    values = ", ".join(_at(n) for n in range(len(columns)))
     if table in ("instance", "history"):
         columns, values = [*columns, "partition"], f"{values}, 0"
     return f'INSERT INTO "{table}" ({_quoted(columns)}) SELECT {values} FROM {_each(section)}'
 
 
-def _updates() -> list[str]:
+def _update(section: str) -> str:
     """Each row: the instance's number, the version it was decided on, then the hot columns."""
-    columns = ", ".join(f'"{column}" = {_at(str(n))}' for n, column in enumerate(HOT, 2))
-    return [
-        f"""UPDATE instance SET {columns} FROM {_each("moved")}
-        WHERE instance.no = {_at("0")} AND instance.version = {_at("1")}""",
-        """SELECT RAISE(ABORT, 'stale') WHERE changes() <> coalesce(json_array_length(NEW.body, '$.moved'), 0)
-        AND json_array_length(NEW.body, '$.moved') > 0""",
-    ]
+    columns = ", ".join(f'"{column}" = {_at(n)}' for n, column in enumerate(HOT, 2))
+    return f"""UPDATE instance SET {columns} FROM {_each(section)}
+    WHERE instance.no = {_at(0)} AND instance.version = {_at(1)}"""
 
 
 def _upsert(table: str) -> str:
     """Each row: the instance's number, then the row as the model has it."""
     key, others = COLUMNS[table]
     columns = ["instance", *key, *others]
-    values = ", ".join([_at("0"), *(f"json_extract(j.value, '$[1][{n}]')" for n in range(len(columns) - 1))])
+    values = ", ".join([_at(0), *(_at(1, n) for n in range(len(columns) - 1))])
     changes = ", ".join(f'"{column}" = excluded."{column}"' for column in others)
-    return f"""
-    INSERT INTO "{table}" ({_quoted(columns)}) SELECT {values} FROM {_each(table)} WHERE true
+    return f"""INSERT INTO "{table}" ({_quoted(columns)}) SELECT {values} FROM {_each(table)} WHERE true
     ON CONFLICT ({_quoted(["instance", *key])}) DO UPDATE SET {changes}"""
 
 
 def _delete(table: str) -> str:
     key, _others = COLUMNS[table]
     columns = ["instance", *key]
-    values = ", ".join(_at(str(n)) for n in range(len(columns)))
-    return f'DELETE FROM "{table}" WHERE ({_quoted(columns)}) IN (SELECT {values} FROM {_each("no_" + table)})'
+    values = ", ".join(_at(n) for n in range(len(columns)))
+    return f'DELETE FROM "{table}" WHERE ({_quoted(columns)}) IN (SELECT {values} FROM {_each(f"no_{table}")})'
 
 
-def _messages() -> list[str]:
-    """Consumed ones go, those whose wait went first are free again, and what fits is matched, oldest to oldest."""
-    pair = "json_each(NEW.body, '$.match') p"
-    name, key = "json_extract(p.value, '$[0]')", "json_extract(p.value, '$[1]')"
-    return [
-        _insert("message", "message", MESSAGE),
-        f"""DELETE FROM message
-        WHERE no IN (SELECT {_at("0")} FROM {_each("consumed")} WHERE message.instance = {_at("1")})""",
-        """SELECT RAISE(ABORT, 'missing') WHERE changes() <> coalesce(json_array_length(NEW.body, '$.consumed'), 0)
-        AND json_array_length(NEW.body, '$.consumed') > 0""",
-        f"""UPDATE message SET instance = NULL, wait = NULL
-        WHERE (instance, wait) IN (SELECT {_at("0")}, {_at("1")} FROM {_each("no_wait")})""",
-        f"""UPDATE message SET instance = pairs.instance, wait = pairs.wait FROM (
-          SELECT m.no AS no, w.instance AS instance, w.id AS wait FROM (
-            SELECT m.no, m.name, m.key, row_number() OVER (PARTITION BY m.name, m.key ORDER BY m.no) AS rank
-            FROM {pair} CROSS JOIN message m ON m.name = {name} AND m.key = {key}
-            WHERE m.instance IS NULL AND (m.expires_ms IS NULL OR m.expires_ms > json_extract(NEW.body, '$.now'))) m
-          JOIN (
-            SELECT w.instance, w.id, w.name, w.key,
-              row_number() OVER (PARTITION BY w.name, w.key ORDER BY w.since_ms, w.instance, w.id) AS rank
-            FROM {pair} CROSS JOIN wait w ON w.name = {name} AND w.key = {key} AND w.kind = 'message'
-            WHERE NOT EXISTS (SELECT 1 FROM message t WHERE t.instance = w.instance AND t.wait = w.id)) w
-          ON m.name = w.name AND m.key = w.key AND m.rank = w.rank) pairs
-        WHERE message.no = pairs.no""",
-    ]
+def _take_work() -> str:
+    return f"DELETE FROM work WHERE (instance, task) IN (SELECT {_at(0)}, {_at(1)} FROM {_each('taken_work')})"
 
 
-def _work() -> list[str]:
-    return [
-        f"DELETE FROM work WHERE (instance, task) IN (SELECT {_at('0')}, {_at('1')} FROM {_each('taken_work')})",
-        """SELECT RAISE(ABORT, 'missing') WHERE changes() <> coalesce(json_array_length(NEW.body, '$.taken_work'), 0)
-        AND json_array_length(NEW.body, '$.taken_work') > 0""",
-    ]
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _consume() -> str:
+    """Each row: the message's number, and the instance to which it must be assigned."""
+    return f"""DELETE FROM message WHERE no IN (
+      SELECT m.no FROM {_each("consumed")} CROSS JOIN message m ON m.no = {_at(0)} AND m.instance = {_at(1)})"""
+
+
+def _free() -> str:
+    """A message whose wait went without it is there for others again."""
+    return f"""UPDATE message SET instance = NULL, wait = NULL WHERE no IN (
+      SELECT m.no FROM {_each("no_wait")} CROSS JOIN message m ON m.instance = {_at(0)} AND m.wait = {_at(1)})"""
+
+
+def _match() -> tuple[str, ...]:
+    return (
+        f"DELETE FROM {PREFIX}matched",
+        f"""INSERT INTO {PREFIX}pair SELECT {_at(0)}, {_at(1)}, {_at(2)}, NEW.now_ms FROM {_each("match")}""",
+        f"""UPDATE message SET instance = p.instance, wait = p.wait FROM {PREFIX}matched p
+        WHERE message.no = p.message""",
+    )
+
+
+def _pair() -> str:
+    """Of one name and key: the oldest messages to the oldest waits.
+
+    After every batch one side or the other is empty, so that the next one has no more pairs than it brings messages
+    and waits: the limit keeps the cost at that, however many are there already.
+    """
+    return f"""INSERT INTO {PREFIX}matched SELECT m.no, w.instance, w.id FROM (
+      SELECT no, row_number() OVER (ORDER BY no) AS place FROM (
+        SELECT no FROM message WHERE name = NEW.name AND key = NEW.key AND instance IS NULL
+        AND (expires_ms IS NULL OR expires_ms > NEW.now_ms) ORDER BY no LIMIT NEW.most)) m
+    JOIN (
+      SELECT instance, id, row_number() OVER (ORDER BY since_ms, instance, id) AS place FROM (
+        SELECT w.since_ms, w.instance, w.id FROM wait w WHERE w.kind = 'message' AND w.name = NEW.name
+        AND w.key = NEW.key AND NOT EXISTS (SELECT 1 FROM message t WHERE t.instance = w.instance AND t.wait = w.id)
+        ORDER BY w.since_ms, w.instance, w.id LIMIT NEW.most)) w
+    ON m.place = w.place"""

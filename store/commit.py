@@ -60,7 +60,7 @@ class Commit(msgspec.Struct):
     hot: list[Any]
     rows: list[tuple[str, msgspec.Raw]]
     gone: list[tuple[str, Any]]
-    match: list[tuple[str, str]]
+    match: list[tuple[str, str]]  # For each wait that came or went and each message that leaves: its name and key.
     thrown: list[Any]
     consumed: list[int]
     taken_work: list[int]
@@ -85,8 +85,8 @@ class Commit(msgspec.Struct):
         batch.add(
             "history", (seq, no, self.version, self.stored.head, self.at_ms, self.epoch, self.events, self.digest)
         )
-        for pair in self.match:
-            batch.match[pair] = None
+        for name, key in self.match:
+            batch.expect(name, key)
         for offset, message in enumerate(self.thrown):
             batch.add("message", (message_no + offset, message.name, message.key, message.payload, message.expires_ms))
         for number in self.consumed:
@@ -107,7 +107,7 @@ def pack(
     """Everything that has changed since the last commit. The instance counts as settled from here on."""
     rows: list[tuple[str, msgspec.Raw]] = []
     gone: list[tuple[str, Any]] = []
-    match: dict[tuple[str, str], None] = {}
+    match: list[tuple[str, str]] = []
     total = stored.rows_sum
     for table, changed in instance.tables().items():
         if not changed.changed:
@@ -128,9 +128,8 @@ def pack(
             if table == "wait":
                 wait = now or before
                 if wait is not None and wait.kind == "message":
-                    match[(wait.name, wait.key)] = None
-    for thrown in instance.thrown:
-        match[(thrown.name, thrown.key)] = None
+                    match.append((wait.name, wait.key))
+    match += ((thrown.name, thrown.key) for thrown in instance.thrown)
     events = _encode(entries).decode()
     at_ms = entries[-1].at_ms
     version = stored.version + 1
@@ -149,7 +148,7 @@ def pack(
         _hot(instance, version, digest, total),
         rows,
         gone,
-        list(match),
+        match,
         list(instance.thrown),
         list(instance.consumed),
         list(instance.taken_work),

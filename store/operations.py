@@ -56,6 +56,20 @@ class Beat:
 
 
 @attrs.frozen
+class Leave:
+    """The owner goes in good order: whatever is out and not named here was never begun, and is not lost.
+
+    It stands where the owner's name stood, so that the next one takes both away at once.
+    """
+
+    unfinished: frozenset[str]  # The keys of the attempts whose handlers still ran.
+
+    def run(self, connection: Any) -> None:
+        left = msgspec.json.encode(sorted(self.unfinished)).decode()
+        connection.execute("UPDATE owner SET holder = '', address = ? WHERE partition = 0", (left,))
+
+
+@attrs.frozen
 class Purge:
     """Drop messages and stored answers whose time is over."""
 

@@ -18,9 +18,9 @@ PARTITION: Final = 0  # SQLite has one.
 
 
 def _one_of(column: str, states: Any, *, or_null: bool = False) -> Any:
-    names = ", ".join(f"'{state.value}'" for state in states)
-    null = f"{column} IS NULL OR " if or_null else ""
-    return peewee.Check(f"{null}{column} IN ({names})")
+    """Written out: for IN with a list SQLite builds a table in every statement, which is a fifth of a commit's cost."""
+    allowed = [f"{column} = '{state.value}'" for state in states]
+    return peewee.Check(" OR ".join([f"{column} IS NULL", *allowed] if or_null else allowed))
 
 
 class Table(peewee.Model):
@@ -225,7 +225,6 @@ class MessageRow(Table):
 
     class Meta:
         table_name = "message"
-        indexes = ((("name", "key"), False),)
 
 
 class RequestRow(Table):
@@ -311,7 +310,8 @@ TABLES: Final[tuple[type[Table], ...]] = (
 INDEXES: Final[tuple[str, ...]] = (
     'CREATE INDEX "instance_runnable" ON "instance" ("no") WHERE "runnable" = 1',
     'CREATE INDEX "wait_due" ON "wait" ("due_ms") WHERE "due_ms" IS NOT NULL',
-    'CREATE INDEX "wait_message" ON "wait" ("name", "key") WHERE "kind" = \'message\'',
+    'CREATE INDEX "wait_message" ON "wait" ("name", "key", "since_ms") WHERE "kind" = \'message\'',
+    'CREATE INDEX "message_free" ON "message" ("name", "key") WHERE "instance" IS NULL',
     'CREATE INDEX "message_assigned" ON "message" ("instance", "wait") WHERE "instance" IS NOT NULL',
     'CREATE INDEX "message_expiry" ON "message" ("expires_ms") WHERE "expires_ms" IS NOT NULL',
     'CREATE INDEX "request_expiry" ON "request" ("expires_ms")',

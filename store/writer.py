@@ -218,7 +218,7 @@ class Writer:
             number = self._next_message
             self._next_message += 1
             batch.add("message", (number, change.name, change.key, change.payload, change.expires_ms))
-            batch.match[(change.name, change.key)] = None
+            batch.expect(change.name, change.key)
             for request in change.requests:
                 batch.add("request", (request.key, request.digest, request.answer, request.expires_ms))
             return Landed(answer={"message": number})
@@ -232,7 +232,7 @@ class Writer:
 
     def _execute(self, batch: Batch, now_ms: int) -> Refused | None:
         try:
-            self.connection.execute(WRITE, (batch.body(self.epoch, now_ms),))
+            self.connection.execute(WRITE, batch.parameters(self.epoch, now_ms))
         except (sqlite3.IntegrityError, sqlite3.DataError) as error:
             return _refusal(error)
         except sqlite3.Error as error:
@@ -242,8 +242,7 @@ class Writer:
     def _matched(self, batch: Batch) -> list[Delivery]:
         if not batch.match:
             return []
-        rows = self._read(MATCHED, (msgspec.json.encode(list(batch.match)).decode(),))
-        return [Delivery(instance, message, wait, payload) for message, wait, payload, instance in rows]
+        return [Delivery(*row) for row in self._read(MATCHED, ())]
 
     def _read(self, statement: str, parameters: tuple[Any, ...]) -> list[Any]:
         try:

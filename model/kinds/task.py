@@ -14,10 +14,10 @@ import attrs
 from understudy.model import effects as fx
 from understudy.model import events as e
 from understudy.model.definition import Node
-from understudy.model.instance import Fault, Scope, Token, Wait
+from understudy.model.instance import Fault, Token, Wait
 from understudy.model.kinds.rules import Rules
 from understudy.model.retry import ONCE, Backoff
-from understudy.model.states import Mode, ScopeStatus, Status
+from understudy.model.states import Mode
 from understudy.model.values import decode, encode
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from understudy.model.turn import Turn
 
 LOST_LIMIT = 3  # Attempts lost in a row: a handler that kills the process must not do so for ever.
+RENEWED = "renewed"  # The name of a wait for an attempt that an operator has ordered.
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +93,7 @@ class TaskRules(Rules):
         token = turn.instance.tokens[token.id]
         if fault.code == "missing_handler":
             turn.incident(token, fault.code, fault.message)
-        elif token.mode is Mode.FORWARD and self._failing(turn, token) is not None:
+        elif token.mode is Mode.FORWARD and turn.is_failing(token.scope):
             turn.end(token, "failed")  # Nothing was done, so nothing is to be undone.
         elif not self._policy(node, token).is_final(token.tries, fault.types):
             self._back_off(turn, token, node, place)
@@ -113,23 +114,21 @@ class TaskRules(Rules):
                 f"{token.lost} attempts in a row ended with their process; look at what {place.node.handler} does to it"
             )
             turn.incident(token, "lost", detail)
-        elif turn.instance.status is Status.PAUSED:
+        elif not turn.may_begin:
             turn.open_wait(token, "retry", due_ms=turn.at_ms)
         else:
             self.release(turn, token, place)
 
     # --- waits and operators ---
 
-    def woken(self, turn: Turn, token: Token, place: Place, _wait: Wait, _payload: str) -> None:
-        turn.emit(e.AttemptStarted(token.id, token.attempt + 1))
-        self.release(turn, turn.instance.tokens[token.id], place)
+    def woken(self, turn: Turn, token: Token, place: Place, wait: Wait, _payload: str) -> None:
+        self._begin(turn, token, place, renewed=wait.name == RENEWED)
 
     def retry(self, turn: Turn, token: Token, place: Place) -> None:
-        if token.task == 0:
-            self.enter(turn, token, place)
-            return
-        turn.emit(e.AttemptStarted(token.id, token.attempt + 1, renewed=True))
-        self.release(turn, turn.instance.tokens[token.id], place)
+        if turn.may_begin:
+            self._begin(turn, token, place, renewed=True)
+        else:  # An attempt that is not released would count as lost: it is due, and begins with whoever may begin it.
+            turn.open_wait(token, "retry", name=RENEWED, due_ms=turn.at_ms)
 
     def skip(self, turn: Turn, token: Token, place: Place, result: str, to: str) -> None:  # noqa: ARG002 - one way only
         if token.mode is Mode.COMPENSATION:
@@ -140,14 +139,19 @@ class TaskRules(Rules):
 
     # --- helpers ---
 
+    def _begin(self, turn: Turn, token: Token, place: Place, *, renewed: bool = False) -> None:
+        """A further attempt; a step that was never opened is entered anew."""
+        if token.task == 0:
+            self.enter(turn, token, place)
+            return
+        turn.emit(e.AttemptStarted(token.id, token.attempt + 1, renewed=renewed))
+        self.release(turn, turn.instance.tokens[token.id], place)
+
     def _go_on(self, turn: Turn, token: Token, place: Place) -> None:
-        if self._failing(turn, token) is not None:
+        if turn.is_failing(token.scope):
             turn.end(token, "done")
         else:
             turn.leave(token, place)
-
-    def _failing(self, turn: Turn, token: Token) -> Scope | None:
-        return next((s for s in turn.instance.chain(token.scope) if s.status is not ScopeStatus.OPEN), None)
 
     def _undone(self, turn: Turn, token: Token, how: str) -> None:
         turn.emit(e.UndoFinished(token.undo, how))
@@ -158,9 +162,8 @@ class TaskRules(Rules):
 
     def _back_off(self, turn: Turn, token: Token, node: Task, place: Place) -> None:
         delay_ms = self._policy(node, token).delay_ms(token.tries, f"{turn.instance.id}/{token.task}")
-        if delay_ms == 0 and turn.instance.status is not Status.PAUSED:
-            turn.emit(e.AttemptStarted(token.id, token.attempt + 1))
-            self.release(turn, turn.instance.tokens[token.id], place)
+        if delay_ms == 0 and turn.may_begin:
+            self._begin(turn, token, place)
         else:
             turn.open_wait(token, "retry", due_ms=turn.at_ms + delay_ms)
 

@@ -675,7 +675,7 @@ def test_the_death_of_an_owner_is_told_at_once_although_its_child_lives_and_find
     with pytest.raises(Unavailable, match=f"process {owner.pid}, epoch 1"):
         got(waiting)
     owner.wait()
-    with pytest.raises(Unavailable, match=r"does not answer .*refused"):
+    with pytest.raises(Unavailable, match="does not answer"):
         ControlClient(address, on_lost=on_lost)
 
 

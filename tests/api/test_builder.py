@@ -23,7 +23,7 @@ from understudy.model.errors import BadInput, BadValue, InvalidDefinition
 from understudy.model.kinds import Receive, Saga, Task, Throw, Timer, UndoTask
 from understudy.model.retry import ONCE, Backoff
 from understudy.process import Process
-from understudy.steps import choose, end, parallel, repeat, saga, sleep, steps, terminate, throw, wait, when
+from understudy.steps import choose, end, parallel, repeat, saga, sequence, sleep, terminate, throw, wait, when
 from understudy.tasks import AsyncTask, Retry, task
 from understudy.tasks import Task as UserTask
 
@@ -360,7 +360,7 @@ def test_a_process_whose_every_way_ends_needs_no_further_end() -> None:
 
 
 def test_a_branch_may_be_a_list_a_tuple_or_steps() -> None:
-    as_list, as_tuple, as_steps = ([a, b], (a, b), steps(a, b))
+    as_list, as_tuple, as_steps = ([a, b], (a, b), sequence(a, b))
 
     drawings = [drawn(choose(("x", branch), otherwise=c)) for branch in (as_list, as_tuple, as_steps)]
 
@@ -851,7 +851,9 @@ async def coroutine_function() -> None: ...
         (lambda: loose.saga(anywhere), "put @task above it"),
         (lambda: loose.saga(charge, refund), "refund is the undo of charge, not a step"),
         (lambda: Loose("p", end), "call it"),
-        (lambda: loose.steps(a, [b, 5]), "5 is not a step"),
+        (lambda: loose.sequence(a, [b, 5]), "5 is not a step"),
+        (lambda: loose.sequence(a, Process("p")), "a process starts another from a task"),
+        (lambda: loose.sequence(a, "amount > 5"), "a condition belongs into when('amount > 5', ...)"),
         (lambda: loose.when(a, b), "condition must be an expression as text, not a"),
         (lambda: loose.when("", b), "condition must be an expression as text"),
         (lambda: loose.choose(a, b), "write each branch as a pair"),
@@ -987,7 +989,7 @@ def test_all_problems_of_all_sorts_are_told_at_once_each_with_its_line() -> None
         ("fork_with_one_branch", f"{file}:{here + 3}"),
         ("undo_without_saga", f"{file}:{there}"),
         ("late_without_timeout", f"{file}:{here + 4}"),
-        ("unknown_result", ""),
+        ("unknown_result", f"{file}:{here - 1}"),
         ("missing_variable", f"{file}:{at}"),
         ("missing_variable", f"{file}:{here + 4}"),
     ]

@@ -614,10 +614,10 @@ def performed(process: Process[Any, Any], inputs: Switches, dice: Random) -> Ins
     decide(instance, graph, Start(at_ms=0, id="i", given_digest="", variables=process.encode_input(inputs)))
     while not instance.incidents:
         tasks = [token for token in instance.tokens.values() if token.status is TokenStatus.EXECUTING]
-        waits = list(instance.waits.values())
-        if not tasks and not waits:
+        open_ones: list[Token | Wait] = [*tasks, *instance.waits.values()]
+        if not open_ones:
             break
-        chosen: Token | Wait = dice.choice([*tasks, *waits])
+        chosen = dice.choice(open_ones)
         if isinstance(chosen, Token):
             result = dice.choice(["true", "false"]) if chosen.node.startswith("toss") else "1"
             decide(instance, graph, CompleteTask(at_ms=now_ms, token=chosen.id, attempt=1, result=result))
