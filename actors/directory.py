@@ -50,6 +50,7 @@ class Directory:
         self._rests: Callable[[], Any] | None = None
         self._rest_told = False
         self._closed = False
+        self._unclaimed: dict[str, Heritage] = {}  # Of those that could not be read, until they are.
         self.activations = 0
 
     def connect(self, activate: Activate, load: Callable[[Load], Any], rests: Callable[[], Any]) -> None:
@@ -93,12 +94,16 @@ class Directory:
     def unreadable(self, instance: str) -> list[Message]:
         """It cannot be activated; whoever waits for it is handed back."""
         with self._lock:
-            return self._entries.pop(instance).waiting
+            entry = self._entries.pop(instance)
+            if entry.heritage:
+                self._unclaimed[instance] = entry.heritage
+            return entry.waiting
 
     def _enter(self, instance: str, found: Loaded | None, entry: _Entry) -> None:
         assert self._activate is not None
         self.activations += 1
-        ref = self._activate(instance, found, entry.heritage)
+        heritage = self._unclaimed.pop(instance, None) if self._unclaimed else None
+        ref = self._activate(instance, found, heritage if entry.heritage is None else entry.heritage)
         self._entries[instance] = _Entry(ref=ref)
         for message in entry.waiting:
             ref.tell(message)

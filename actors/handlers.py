@@ -73,6 +73,10 @@ def key_of(instance: str, task: int) -> str:
     return f"{instance}/{task}"
 
 
+def attempt_key(instance: str, task: int, attempt: int) -> str:
+    return f"{instance}/{task}/{attempt}"
+
+
 def arguments(
     handler: Handler, order: RunTask, instance: str, signal: Signal | None, connection: object = None
 ) -> dict[str, Any]:

@@ -1,15 +1,18 @@
 """The actor that reads instances, off the threads that decide and write.
 
 Everything that waits to be activated is read by one statement. While the writer is degraded nothing is read: what the
-file holds is not certain before there is a new connection.
+file holds is not certain before there is a new connection. When reading fails, callers are told so; what has no caller
+(a timer, a result, a message) is kept and tried again, because nobody else would. A damaged instance is set aside.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
+from understudy.actors.clock import Clock
 from understudy.actors.definitions import Definitions
-from understudy.actors.directory import Directory
+from understudy.actors.directory import Directory, Message
 from understudy.actors.dispatcher import PooledActor, Scheduler
 from understudy.actors.messages import Barrier, Flush, Load, Order
 from understudy.model.errors import Damaged, UnderstudyError
@@ -17,6 +20,10 @@ from understudy.store.connection import explained
 from understudy.store.loading import load
 
 MOST_TOGETHER: Final = 500
+FIRST_BACKOFF_MS: Final = 50
+LONGEST_BACKOFF_MS: Final = 5_000
+
+logger = logging.getLogger("understudy")
 
 
 class Hold:
@@ -27,16 +34,31 @@ class Resume:
     """Told to the loader: read on."""
 
 
-class LoaderActor(PooledActor):
-    """Owns a reading connection."""
+class TryAgain:
+    """Told to the loader by the clock: read what could not be read."""
 
-    def __init__(self, database: Any, definitions: Definitions, directory: Directory, *, dispatcher: Scheduler) -> None:
+
+class LoaderActor(PooledActor):
+    """Owns a reading connection. Without a clock it does not try again."""
+
+    def __init__(
+        self,
+        database: Any,
+        definitions: Definitions,
+        directory: Directory,
+        *,
+        clock: Clock | None = None,
+        dispatcher: Scheduler,
+    ) -> None:
         super().__init__(dispatcher=dispatcher)
         self._database = database
         self._definitions = definitions
         self._directory = directory
+        self._clock = clock
         self._waiting: list[str] = []
         self._barriers: list[Barrier] = []
+        self._kept: list[tuple[str, Message]] = []  # What waits for the next try, in its order.
+        self._backoff_ms = FIRST_BACKOFF_MS
         self._flush_told = False
         self._held = False
 
@@ -53,10 +75,12 @@ class LoaderActor(PooledActor):
             self._soon()
         elif kind is Hold:
             self._held = True
-        else:
-            assert kind is Resume, message
+        elif kind is Resume:
             self._held = False
             self._soon()
+        else:
+            assert kind is TryAgain, message
+            self._try_again()
 
     def _soon(self) -> None:
         if not self._flush_told:
@@ -81,17 +105,41 @@ class LoaderActor(PooledActor):
             with explained(self._database.database):
                 found = load(self._database.connection(), ids, self._definitions.graph)
         except UnderstudyError as error:
-            for name in ids:
-                self._unreadable(name, error)
+            self._keep(ids, error)
             return
+        self._backoff_ms = FIRST_BACKOFF_MS
         for name in ids:
             result = found.get(name)
             if isinstance(result, Damaged):
-                self._unreadable(name, result)
+                logger.error("%s is set aside: %s", name, result)
+                self._refuse(name, result)
             else:
                 self._directory.loaded(name, result)
 
-    def _unreadable(self, name: str, error: UnderstudyError) -> None:
+    # --- what cannot be read ---
+
+    def _refuse(self, name: str, error: UnderstudyError) -> list[Message]:
+        """Tell the callers; the others are handed back."""
+        others: list[Message] = []
         for message in self._directory.unreadable(name):
             if isinstance(message, Order) and message.answer is not None:
                 message.answer.reject(error)
+            else:
+                others.append(message)
+        return others
+
+    def _keep(self, ids: list[str], error: UnderstudyError) -> None:
+        kept = [(name, message) for name in ids for message in self._refuse(name, error)]
+        if self._clock is None or not kept:
+            return
+        if not self._kept:
+            logger.warning("instances cannot be read now, and are tried again: %s", error)
+            tell = self.actor_ref.tell
+            self._clock.alarm("loader", self._clock.now_ms() + self._backoff_ms, lambda: tell(TryAgain()))
+            self._backoff_ms = min(2 * self._backoff_ms, LONGEST_BACKOFF_MS)
+        self._kept += kept
+
+    def _try_again(self) -> None:
+        kept, self._kept = self._kept, []
+        for name, message in kept:
+            self._directory.tell(name, message)

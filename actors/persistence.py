@@ -30,11 +30,21 @@ from understudy.actors.messages import (
 )
 from understudy.actors.pool import Abandoned, Job, Outcome, Overran, Pool, Raised
 from understudy.actors.pool import Returned as Gave
-from understudy.model.errors import Damaged, Fenced, OutcomeUnknown, TimedOut, Unavailable, UnderstudyError
+from understudy.model.errors import (
+    Closed,
+    Conflict,
+    Damaged,
+    Fenced,
+    OutcomeUnknown,
+    TimedOut,
+    Unavailable,
+    UnderstudyError,
+)
 from understudy.store.lending import Loan
 from understudy.store.writer import Delivery, Landed, Unknown, Writer
 
 MOST_TOGETHER: Final = 1_000  # Commits in one statement.
+MOST_CHARACTERS: Final = 16_000_000  # In one statement: SQLite holds it in memory several times.
 FIRST_BACKOFF_MS: Final = 50
 LONGEST_BACKOFF_MS: Final = 5_000
 
@@ -65,12 +75,13 @@ class PersistenceActor(PooledActor):
         self._writer = writer
         self._clock = clock
         self._pool = pool
-        self._committed = committed  # Told after each batch: whose commits landed, and which messages were matched.
+        self._committed = committed  # Told after each batch: whose commits landed, or may have, and what was matched.
         self._changed = changed  # Told when the health changes.
         self._pending: deque[Write] = deque()
         self._operations: deque[Run | Lend] = deque()
         self._flush_told = False
         self._loan: tuple[Loan, Lend] | None = None
+        self._unsure: list[str] = []  # Whose commits may have landed.
         self._backoff_ms = FIRST_BACKOFF_MS
         self.health = Health.OPEN
         self.reason = ""
@@ -99,12 +110,14 @@ class PersistenceActor(PooledActor):
             self._reopen()
 
     def on_stop(self) -> None:
+        self._call_loan()
         self._fail_all(Unavailable("the runtime has been stopped; nothing of this was done"))
         with contextlib.suppress(UnderstudyError, Unknown):
             self._writer.checkpoint()
         self._writer.close()
 
     def on_failure(self, _kind: Any, failure: BaseException | None, _trace: Any) -> None:
+        self._call_loan()
         self._final(
             Health.DAMAGED, UnderstudyError(f"the writer met an internal error ({failure!r}); please report it")
         )
@@ -132,15 +145,16 @@ class PersistenceActor(PooledActor):
             self._soon()
 
     def _write(self) -> None:
-        pending = self._pending
-        writes = [pending.popleft() for _ in range(min(len(pending), MOST_TOGETHER))]
+        writes = self._take()
         try:
             written = self._writer.write([write.change for write in writes], now_ms=self._clock.now_ms())
         except Unknown as error:
             self._degrade(str(error), writes)
             return
-        except (Fenced, Damaged) as error:
-            self._pending.extendleft(reversed(writes))
+        except BaseException as error:
+            self._pending.extendleft(reversed(writes))  # Whatever comes of us, they are told.
+            if not isinstance(error, Fenced | Damaged):
+                raise
             self._final(Health.FENCED if isinstance(error, Fenced) else Health.DAMAGED, error)
             return
         self.batches += 1
@@ -158,6 +172,18 @@ class PersistenceActor(PooledActor):
                 self._answer_refused(write, result)
         self.commits += len(landed)
         self._committed(landed, written.deliveries)
+
+    def _take(self) -> list[Write]:
+        """The next batch; at least one change, however large."""
+        pending = self._pending
+        writes = [pending.popleft()]
+        size = writes[0].change.size
+        while pending and len(writes) < MOST_TOGETHER:
+            size += pending[0].change.size
+            if size > MOST_CHARACTERS:
+                break
+            writes.append(pending.popleft())
+        return writes
 
     def _answer_refused(self, write: Write, result: Any) -> None:
         assert write.answer is not None
@@ -189,45 +215,57 @@ class PersistenceActor(PooledActor):
                 message.answer.resolve(answer)
 
     def _lend(self, message: Lend) -> None:
-        loan = Loan(self._writer)
+        loan = Loan(self._writer, instance=message.instance, task=message.task, attempt=message.attempt)
+        if loan.recorded is not None:
+            loan.roll_back()
+            message.done(loan.recorded)
+            return
         self._loan = (loan, message)
         self._lent_since_ms = self._clock.now_ms()
         tell = self.actor_ref.tell
+        # The pool counts from the handler's first line; what we can wait is counted from here.
         self._clock.alarm(
             "loan",
             self._lent_since_ms + message.timeout_ms,
             lambda: tell(Returned(loan, Overran(message.timeout_ms))),
         )
-        self._pool.submit(
-            Job(
-                key=f"loan/{message.instance}/{message.task}/{message.attempt}",
-                run=lambda: message.run(loan.lent),
-                done=lambda outcome: tell(Returned(loan, outcome)),
-                lane="transactional",
-            )
+        job = Job(
+            key=f"loan/{message.instance}/{message.task}/{message.attempt}",
+            run=lambda: message.run(loan.lent),
+            done=lambda outcome: tell(Returned(loan, outcome)),
+            lane="transactional",
+            timeout_ms=message.timeout_ms,
         )
+        try:
+            self._pool.submit(job)
+        except UnderstudyError as error:
+            self._call_loan()
+            if not isinstance(error, Closed):  # Else the attempt stays outstanding, and the next owner makes it.
+                message.done(error)
 
     def _returned(self, loan: Loan, outcome: Outcome) -> None:
         if self._loan is None or self._loan[0] is not loan:
             return  # It was over before: the handler came back after its limit.
-        message = self._loan[1]
-        self._clock.alarm("loan", None, _nothing)
-        self._loan = None
-        self.lent_ms += self._clock.now_ms() - self._lent_since_ms
+        message = self._close_loan()
         try:
-            message.done(self._end_loan(loan, message, outcome))
-        except Unknown as error:  # It may have landed; then the record is found when the instance is read again.
-            message.done(Unavailable(str(error)))
-            self._degrade(str(error), [])
+            result = self._end_loan(loan, outcome)
+        except (Unknown, Damaged) as error:
+            # It may have landed. Its turn comes again once the file is open anew, and finds the record if it has.
+            self._operations.appendleft(message)
+            if isinstance(error, Damaged):
+                self._final(Health.DAMAGED, error)
+            else:
+                self._degrade(str(error), [])
             return
+        message.done(result)
         self._soon()
 
-    def _end_loan(self, loan: Loan, message: Lend, outcome: Outcome) -> str | BaseException:
+    def _end_loan(self, loan: Loan, outcome: Outcome) -> str | BaseException:
         if isinstance(outcome, Gave):
             result = str(outcome.value)
             try:
-                loan.commit(instance=message.instance, task=message.task, attempt=message.attempt, result=result)
-            except UnderstudyError as error:
+                loan.commit(result)
+            except Conflict as error:
                 return error
             return result
         loan.roll_back()
@@ -237,12 +275,29 @@ class PersistenceActor(PooledActor):
             return Unavailable(outcome.reason)
         return TimedOut(f"the transaction was still open after {outcome.timeout_ms} ms and was rolled back")
 
+    def _close_loan(self) -> Lend:
+        assert self._loan is not None
+        _loan, message = self._loan
+        self._loan = None
+        self._clock.alarm("loan", None, _nothing)
+        self.lent_ms += self._clock.now_ms() - self._lent_since_ms
+        return message
+
+    def _call_loan(self) -> None:
+        """Take the connection back at once; the handler hears of it at its next statement."""
+        if self._loan is not None:
+            loan = self._loan[0]
+            self._close_loan()
+            with contextlib.suppress(Unknown, UnderstudyError):
+                loan.roll_back()
+
     # --- failure ---
 
     def _degrade(self, reason: str, writes: list[Write]) -> None:
         self._become(Health.DEGRADED, reason)
         for write in writes:
             if write.ref is not None:
+                self._unsure.append(write.change.id)  # type: ignore[union-attr]
                 write.ref.tell(Unsure(reason))
             elif write.answer is not None:
                 write.answer.reject(OutcomeUnknown(f"{reason}; whether it landed is not known, repeat it with a key"))
@@ -266,6 +321,8 @@ class PersistenceActor(PooledActor):
         else:
             self._backoff_ms = FIRST_BACKOFF_MS
             self._become(Health.OPEN, "")
+            unsure, self._unsure = self._unsure, []
+            self._committed(unsure, [])  # Who watches them must look: a commit that landed may have been the last one.
             self._soon()
 
     def _final(self, health: Health, error: UnderstudyError) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 Callback = Callable[[], None]
+
+logger = logging.getLogger(__name__)
 
 
 class Watch:
@@ -17,14 +20,15 @@ class Watch:
         self._any: list[Callback] = []
 
     def add(self, instance: str | None, callback: Callback) -> Callback:
-        """Call back after each commit of the instance, or of any; what is returned ends it."""
+        """Call back after each commit of the instance, or of any; what is returned ends it, and may be repeated."""
         with self._lock:
             callbacks = self._any if instance is None else self._of.setdefault(instance, [])
             callbacks.append(callback)
 
         def remove() -> None:
             with self._lock:
-                callbacks.remove(callback)
+                if callback in callbacks:
+                    callbacks.remove(callback)
                 if instance is not None and not callbacks and self._of.get(instance) is callbacks:
                     del self._of[instance]
 
@@ -35,12 +39,18 @@ class Watch:
             return
         with self._lock:
             called = [callback for name in instances for callback in self._of.get(name, ())] + self._any
-        for callback in called:
-            callback()
+        _call(called)
 
     def wake_all(self) -> None:
         """Something other than a commit has changed: let everybody look."""
         with self._lock:
             called = [callback for callbacks in self._of.values() for callback in callbacks] + self._any
-        for callback in called:
+        _call(called)
+
+
+def _call(callbacks: Iterable[Callback]) -> None:
+    for callback in callbacks:
+        try:
             callback()
+        except Exception:  # A watcher's mistake must not stop the writer.
+            logger.exception("somebody who watches for commits raised")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import attrs
 
 from understudy.model import events as e
-from understudy.model.durations import show_duration, show_moment
+from understudy.model.durations import SECOND_MS, show_duration, show_moment
 from understudy.model.states import Mode
 from understudy.state import State, Waiting
 
@@ -49,7 +49,7 @@ def explain(state: State, *, now_ms: int | None = None, failures: Mapping[int, s
 
 def _ended(head: str, state: State) -> list[str]:
     ended_ms = state.ended_ms or 0
-    lasted = show_duration(ended_ms - state.created_ms)
+    lasted = _whole(ended_ms - state.created_ms)
     lines = [f"{head} has ended: {state.outcome} at {show_moment(ended_ms)}, {lasted} after its start"]
     if state.error is not None:
         where = f" at {state.error.node}" if state.error.node else ""
@@ -63,7 +63,9 @@ def _asides(state: State) -> list[str]:
         kept = "1 message is" if state.kept == 1 else f"{state.kept} messages are"
         lines.append(f"  {kept} kept, for which nothing has waited yet")
     if state.undoable:
-        lines.append(f"  if it fails or is cancelled now, this is undone: {', '.join(state.undoable)}")
+        is_ending = state.status in ("compensating", "cancelling")
+        when = "still to be undone" if is_ending else "if it fails or is cancelled now, this is undone"
+        lines.append(f"  {when}: {', '.join(state.undoable)}")
     return lines
 
 
@@ -86,15 +88,22 @@ def _moved_by(wait: Waiting, now_ms: int | None) -> str:
 
 
 def _ago(moment_ms: int, now_ms: int | None) -> str:
-    ago = "" if now_ms is None or now_ms < moment_ms else f" ({show_duration(now_ms - moment_ms)} ago)"
-    return f"{show_moment(moment_ms)}{ago}"
+    if now_ms is None or now_ms < moment_ms:
+        return show_moment(moment_ms)
+    ago = "just now" if now_ms - moment_ms < SECOND_MS else f"{_whole(now_ms - moment_ms)} ago"
+    return f"{show_moment(moment_ms)} ({ago})"
 
 
 def _in(moment_ms: int, now_ms: int | None) -> str:
     if now_ms is None:
         return show_moment(moment_ms)
-    when = f"in {show_duration(moment_ms - now_ms)}" if moment_ms > now_ms else "due now"
+    when = f"in {_whole(moment_ms - now_ms)}" if moment_ms > now_ms else "due now"
     return f"{show_moment(moment_ms)} ({when})"
+
+
+def _whole(length_ms: int) -> str:
+    """A duration without its broken seconds, which nobody reads."""
+    return show_duration(length_ms - length_ms % SECOND_MS if length_ms > SECOND_MS else length_ms)
 
 
 # --- how it came there ------------------------------------------------------------------------------------------------

@@ -79,7 +79,6 @@ class Rehearsal(Runtime):
         self._deaths: Counter[str] = Counter()
         self._is_dead = False
         self._is_delivering = False
-        self._is_closed = False
         self._numbers = itertools.count(1)
         self._followers: dict[str, _Follower] = {}
         self._open()
@@ -237,7 +236,8 @@ class Rehearsal(Runtime):
         dead.close_files()  # Only now: the last connection to leave would tidy the log up, as no crash does.
         followers, self._followers = self._followers, {}
         for follower in followers.values():
-            self._follow(follower.name, follower.request, from_start=False)
+            if not follower.is_closed:
+                self._follow(follower.name, follower.request, from_start=False)
 
     def _pass_until(self, moment_ms: int) -> None:
         self._play()
@@ -283,9 +283,8 @@ class Rehearsal(Runtime):
         return system.ports.pool.running() > 0 or next_due_ms(system.writer.connection, 0) is not None
 
     def close(self, *, timeout: Duration = "10s") -> bool:
-        if not self._is_closed:
+        if not self.node.is_closed:
             self._play()
-        self._is_closed = True
         return super().close(timeout=timeout)
 
     # --- following ---
@@ -358,6 +357,10 @@ class _Follower(Subscription):
     def due_ms(self) -> int | None:
         due = [hold[5] for hold in self._node.reads.held(self.name) if hold[5] is not None]
         return min(due, default=None)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         self._closed = True

@@ -6,7 +6,6 @@ encoded: they have passed the door where the user's objects were.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from understudy.model.definition import Graph, decode_definition
 from understudy.model.errors import BadInput, Rejected, UnknownProcess
 from understudy.model.values import canonical, digest
 from understudy.store.commit import Answered
-from understudy.store.operations import Deploy, RetryHeld
+from understudy.store.operations import Deploy, MoveCursor, RetryHeld
 from understudy.store.reads import Reads
 from understudy.store.writer import Publish
 
@@ -30,9 +29,8 @@ class Service:
     def __init__(self, system: System, reads: Reads) -> None:
         self._system = system
         self._reads = reads
-        self._deployed: dict[str, Graph] = {}  # By digest.
-        self._newest: dict[str, Graph] = {}  # By name: what a start without a digest means.
-        self._lock = threading.Lock()
+        self._by_no: dict[int, Graph] = {}
+        self._by_content: dict[tuple[str, str], Graph] = {}  # By name and digest.
         self._calls: dict[str, Callable[[Parameters], Any]] = {
             "ping": self._ping,
             "deploy": self._deploy,
@@ -44,6 +42,7 @@ class Service:
             "resume": self._resume,
             "resolve": self._resolve,
             "watch": self._watch,
+            "subscribe": self._subscribe,
             "redeliver": self._redeliver,
         }
 
@@ -68,53 +67,49 @@ class Service:
                 answer.reject(promise.error)
                 return
             no, version = promise.get()
-            self.know(Graph(definition, version=version, no=no))
+            self._know(Graph(definition, version=version, no=no))
             answer.resolve({"no": no, "version": version})
 
+        Graph(definition)  # Whatever cannot be compiled is refused here, before it is stored.
         self._system.run(Deploy(definition, parameters.get("version"))).add_done_callback(landed)
         return answer
 
-    def know(self, graph: Graph) -> None:
+    def _know(self, graph: Graph) -> Graph:
         self._system.definitions.add(graph)
-        with self._lock:
-            self._deployed[graph.definition.digest] = graph
-            newest = self._newest.get(graph.definition.name)
-            if newest is None or newest.version < graph.version:
-                self._newest[graph.definition.name] = graph
+        self._by_content[graph.definition.name, graph.definition.digest] = graph
+        return self._by_no.setdefault(graph.no, graph)
 
     def _graph(self, process: str, content: str) -> Graph:
-        if content:
-            found = self._deployed.get(content)
-            if found is None:
-                raise UnknownProcess(f"{process!r} is not deployed with this content; deploy it first")
-            return found
-        known = self._newest.get(process)
+        """A process with this content, or the newest of its name; it may have been deployed by an owner before us."""
+        known = self._by_content.get((process, content))
         if known is not None:
             return known
-        row = self._reads.newest(process)
-        if row is None:
-            names = ", ".join(sorted({name for _, name, _, _ in self._reads.definitions()})) or "none"
-            raise UnknownProcess(f"no process {process!r} is deployed here; deployed: {names}")
-        no, version, body = row
-        self.know(Graph(decode_definition(body), version=version, no=no))
-        return self._newest[process]
+        stored = self._reads.definitions()
+        numbers = [(version, no) for no, name, version, held in stored if name == process and content in ("", held)]
+        if not numbers:
+            names = ", ".join(sorted({name for _, name, _, _ in stored})) or "none"
+            what = f"{process!r} with this content" if content else repr(process)
+            raise UnknownProcess(f"no process {what} is deployed here (deployed: {names}); pass it to the Runtime")
+        _version, no = max(numbers)
+        return self._by_no.get(no) or self._read(no)
+
+    def _read(self, no: int) -> Graph:
+        row = self._reads.definition(no)
+        assert row is not None, f"definition {no}"
+        body, version = row
+        return self._know(Graph(decode_definition(body), version=version, no=no))
 
     # --- commands ---
 
     def _start(self, p: Parameters) -> Promise[Any]:
         graph = self._graph(p["process"], p.get("digest", ""))
-        variables = p["variables"]
-        missing = [
-            given.name for given in graph.definition.inputs if given.default is None and given.name not in variables
-        ]
-        if missing:
-            raise BadInput(f"{p['process']} needs {', '.join(missing)}; nothing was started")
+        variables = _complete(graph, p["variables"])
         command = c.Start(
             at_ms=self._now(),
             by=p.get("by", ""),
             id=p["id"],
             given_digest=digest(p["process"], canonical(variables)),
-            variables={**_defaults(graph), **variables},
+            variables=variables,
             title=p.get("title", ""),
             tags=p.get("tags", {}),
             trigger=p.get("trigger", "api"),
@@ -174,6 +169,13 @@ class Service:
         )
         return self._system.order(p["id"], command)
 
+    def _subscribe(self, p: Parameters) -> Promise[Any]:
+        """Fix where a subscriber that is new begins; one that is known goes on from where it has come to."""
+        cursor = self._reads.cursor(p["subscriber"])
+        if cursor is None:
+            cursor = 0 if p.get("from_start") else self._reads.last_seq()
+        return self._system.run(MoveCursor(p["subscriber"], cursor))
+
     def _redeliver(self, p: Parameters) -> Promise[Any]:
         answer = self._system.run(RetryHeld(p["subscriber"], p["id"], self._now()))
         answer.add_done_callback(lambda _: self._system.watch.committed([]))
@@ -199,8 +201,19 @@ class Service:
         return promise
 
 
-def _defaults(graph: Graph) -> dict[str, str]:
-    return {given.name: given.default for given in graph.definition.inputs if given.default is not None}
+def _complete(graph: Graph, given: dict[str, str]) -> dict[str, str]:
+    """The first variables: what was given, and the definition's defaults for the rest."""
+    definition = graph.definition
+    known = {each.name: each.default for each in definition.inputs}
+    complete = {**{name: default for name, default in known.items() if default is not None}, **given}
+    missing = [name for name in known if name not in complete]
+    unknown = [] if definition.open_inputs else [name for name in given if name not in known]
+    if missing:
+        raise BadInput(f"{definition.name} needs {', '.join(missing)}; nothing was started")
+    if unknown:
+        takes = ", ".join(known) or "nothing"
+        raise BadInput(f"{definition.name} takes {takes}, not {', '.join(unknown)}; nothing was started")
+    return complete
 
 
 def _keyed(call: str, p: Parameters) -> dict[str, str]:

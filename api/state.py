@@ -55,7 +55,8 @@ class Waiting:
         if self.kind == "timer":
             return "waiting", f"until {show_moment(self.due_ms or 0)}"
         if self.kind == "retry":
-            return "waiting", f"for attempt {self._of(self.attempt + 1)}, due {show_moment(self.due_ms or 0)}"
+            what = "for its undo, attempt" if self.is_undo else "for attempt"
+            return "waiting", f"{what} {self._of(self.attempt + 1)}, due {show_moment(self.due_ms or 0)}"
         if self.kind == "task":
             return "undoing" if self.is_undo else "running", f"(attempt {self._of(self.attempt)})"
         if self.kind == "incident":
@@ -91,6 +92,7 @@ class State:
     waiting: tuple[Waiting, ...]
     kept: int  # Messages that came before anything waited for them.
     undoable: tuple[str, ...]  # Steps that would be undone if the instance failed now, in the order of undoing.
+    definition: str  # The digest of the definition that it runs.
     encoded_result: str  # JSON text, as it is stored; empty while there is none.
     encoded_variables: dict[str, str]
 
@@ -157,6 +159,7 @@ def state_of(detail: Detail, graph: Graph) -> State:
         waiting=tuple(_waiting(detail, graph)),
         kept=detail.buffered,
         undoable=tuple(undo.node for undo in sorted(detail.undos, key=lambda u: -u.id)),
+        definition=graph.definition.digest,
         encoded_result=s.result,
         encoded_variables=detail.variables,
     )

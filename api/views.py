@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import attrs
+import msgspec
 import pykka
 
 from understudy.actors.clock import utc_ms
@@ -13,8 +14,16 @@ from understudy.actors.promise import Promise
 from understudy.explain import Story
 from understudy.model.definition import Graph, decode_definition
 from understudy.model.durations import show_moment
-from understudy.model.errors import Cancelled, Failed, Stuck, TimedOut, Unsuccessful
-from understudy.model.events import AnyEvent, AttemptFailed, Entry, TaskCompleted, UndoFinished
+from understudy.model.errors import BadValue, Cancelled, Failed, Stuck, TimedOut, Unsuccessful
+from understudy.model.events import (
+    AnyEvent,
+    AttemptFailed,
+    Entry,
+    ScopeClosed,
+    TaskCompleted,
+    UndoFinished,
+    UndoRecorded,
+)
 from understudy.model.values import decode
 from understudy.node import Node
 from understudy.process import Process
@@ -115,6 +124,26 @@ def undone_of(steps: Steps) -> list[str]:
     return undone
 
 
+def left_of(steps: Steps) -> list[str]:
+    """The steps of failed or cancelled sagas that were done and not undone: skipped, given up, or not tried at all."""
+    left: list[str] = []
+    recorded: dict[int, UndoRecorded] = {}
+    for event in (event for step in steps for event in _events(step.entries)):
+        if isinstance(event, UndoRecorded):
+            recorded[event.undo] = event
+        elif isinstance(event, UndoFinished):
+            node = recorded.pop(event.undo).node
+            left += [] if event.how == "done" else [node]
+        elif isinstance(event, ScopeClosed):
+            for undo in [u for u in recorded.values() if u.scope == event.scope]:
+                if event.heir is not None:
+                    recorded[undo.undo] = msgspec.structs.replace(undo, scope=event.heir)
+                else:
+                    del recorded[undo.undo]
+                    left += [] if event.how == "done" else [undo.node]
+    return left + [undo.node for undo in recorded.values()]
+
+
 def _events(entries: Iterable[Entry]) -> Iterator[AnyEvent]:
     return (event for entry in entries for event in entry.events)
 
@@ -122,16 +151,29 @@ def _events(entries: Iterable[Entry]) -> Iterator[AnyEvent]:
 def outcome_of(state: State, process: Process[Any, R] | None, history: Callable[[], Steps]) -> R:
     """The result of an ended instance, or the error that says why there is none and what was undone."""
     if state.outcome in ("completed", "terminated"):
-        text = state.encoded_result or "null"
-        return process.decode_result(text) if process is not None else cast("R", decode(text))
-    raise unsuccessful(state, undone_of(history()))
+        return _result(state, state.encoded_result or "null", process)
+    raise unsuccessful(state, history())
 
 
-def unsuccessful(state: State, undone: list[str]) -> Unsuccessful:
+def _result(state: State, text: str, process: Process[Any, R] | None) -> R:
+    if process is None:
+        return cast("R", decode(text))
+    try:
+        return process.decode_result(text)
+    except BadValue:
+        if state.definition == process.definition.digest:
+            raise
+        return cast("R", decode(text))  # It ran another version of the process, which gave another type.
+
+
+def unsuccessful(state: State, steps: Steps) -> Unsuccessful:
     error = state.error
     where = f" at {error.node}" if error is not None and error.node else ""
     why = error.message if error is not None else "no reason is recorded"
-    after = f"; undone: {', '.join(undone)}" if undone else "; nothing had to be undone"
+    undone, left = undone_of(steps), left_of(steps)
+    after = f"; undone: {', '.join(undone)}" if undone else ""
+    after += f"; NOT undone: {', '.join(left)}" if left else ""
+    after = after or "; nothing had to be undone"
     if state.outcome == "cancelled":
         return Cancelled(f"{state.id} was cancelled{where}: {why}{after}")
     return Failed(f"{state.id} failed{where}: {why}{after}")

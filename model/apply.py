@@ -202,8 +202,13 @@ def _opened(instance: Instance, event: e.TaskOpened, at_ms: int) -> None:
 
 @_applies(e.AttemptStarted)
 def _attempt(instance: Instance, event: e.AttemptStarted, at_ms: int) -> None:
-    tries = 1 if event.renewed else instance.tokens[event.token].tries + 1
-    _token(instance, event.token, TokenStatus.EXECUTING, attempt=event.attempt, tries=tries, lost=0, since_ms=at_ms)
+    before = instance.tokens[event.token]
+    tries, lost = before.tries + 1, 0
+    if event.renewed:
+        tries = 1
+    elif before.lost:  # The last attempt was not failed but lost, and its successor had to wait for the end of a pause.
+        tries, lost = before.tries, before.lost
+    _token(instance, event.token, TokenStatus.EXECUTING, attempt=event.attempt, tries=tries, lost=lost, since_ms=at_ms)
 
 
 @_applies(e.AttemptLost)

@@ -350,6 +350,7 @@ class _Undos:
         self.started: dict[int, int] = {}  # Scope to its running undo.
         self.at: dict[int, tuple[int, str, Mode]] = {}
         self.task_of: dict[int, int] = {}
+        self.executing: set[int] = set()
 
     def saga(self, scope: int) -> int | None:
         return next((s for s in self.around(scope) if self.scopes[s].kind is ScopeKind.SAGA), None)
@@ -359,6 +360,9 @@ class _Undos:
         while scope in self.scopes:
             yield scope
             scope = self.scopes[scope].parent
+
+    def is_failing(self, scope: int) -> bool:
+        return not self.failing.isdisjoint(self.around(scope))
 
     def add(self, scope: int, undos: list[int]) -> None:
         self.pending[scope] = sorted([*self.pending.get(scope, ()), *undos])
@@ -386,7 +390,7 @@ def _compensation(subject: Subject) -> Iterator[str]:
                     yield f"undo {event.undo} of {event.node} was recorded without a success"
                 books.add(event.scope, [event.undo])
             else:
-                yield from _undoing(books, event, ends=ends)
+                yield from _undoing(books, subject.graph, event, ends=ends)
         if owed:
             yield f"{', '.join(node for _, node, _ in owed)}: done, but no undo was recorded"
     kept = {} if subject.instance.is_ended else books.scope_of
@@ -395,7 +399,7 @@ def _compensation(subject: Subject) -> Iterator[str]:
         yield f"its undos are {_pairs(stored)}, but by its events {_pairs(kept)}"
 
 
-def _undoing(books: _Undos, event: Any, *, ends: bool) -> Iterator[str]:
+def _undoing(books: _Undos, graph: Graph, event: Any, *, ends: bool) -> Iterator[str]:
     kind = type(event)
     if kind is e.TokenCreated:
         books.at[event.token] = (event.scope, event.node, event.mode)
@@ -404,7 +408,10 @@ def _undoing(books: _Undos, event: Any, *, ends: bool) -> Iterator[str]:
         books.at[event.token] = (scope, event.node, mode)
         yield from _must_not_begin(books, event)
     elif kind is e.TokenEnded:
-        del books.at[event.token]
+        scope, node, mode = books.at.pop(event.token)
+        is_awaited = event.token in books.executing and mode is Mode.FORWARD and graph[node].node.undo is not None
+        if is_awaited and event.how == "terminated" and books.is_failing(scope) and not ends:
+            yield f"token {event.token} was ended at {node}, where an attempt may yet succeed and had to be undone"
     elif kind is e.TaskOpened:
         books.task_of[event.token] = event.task
         yield from _must_not_begin(books, event)
@@ -426,11 +433,19 @@ def _undoing(books: _Undos, event: Any, *, ends: bool) -> Iterator[str]:
         books.pending[scope].remove(event.undo)
     elif kind is e.ScopeClosed:
         yield from _scope_closed(books, event, ends=ends)
+    if kind in _EXECUTES:
+        books.executing.add(event.token)
+    elif kind in _STOPS:
+        books.executing.discard(event.token)
+
+
+_EXECUTES: Final = frozenset({e.TaskOpened, e.AttemptStarted, e.AttemptLost})
+_STOPS: Final = frozenset({e.AttemptFailed, e.IncidentRaised, e.WaitOpened, e.TokenMoved, e.TokenEnded})
 
 
 def _must_not_begin(books: _Undos, event: Any) -> Iterator[str]:
     scope, node, mode = books.at[event.token]
-    if mode is Mode.FORWARD and not books.failing.isdisjoint(books.around(scope)):
+    if mode is Mode.FORWARD and books.is_failing(scope):
         yield f"token {event.token} went on to {node}, in a saga that fails"
 
 
@@ -463,10 +478,11 @@ def _scope_closed(books: _Undos, event: e.ScopeClosed, *, ends: bool) -> Iterato
 # --- waits ------------------------------------------------------------------------------------------------------------
 
 
-@_invariant("I6", "no timer fires early or after it was cancelled, and of a group of waits exactly one is consumed")
+@_invariant("I6", "no timer fires early or after it was cancelled, and no message is used after its time to live")
 def _timers(subject: Subject) -> Iterator[str]:
     of_token: dict[int, dict[int, e.WaitOpened]] = {}
     owner: dict[int, int] = {}
+    expires_ms: dict[int, int | None] = {}
     for entry, events in subject.turns():
         for event in events:
             kind = type(event)
@@ -484,6 +500,12 @@ def _timers(subject: Subject) -> Iterator[str]:
                     yield f"token {event.token} went on although none of its waits was consumed"
             elif kind is e.TokenEnded:
                 of_token.pop(event.token, None)
+            elif kind is e.MessageBuffered:
+                expires_ms[event.message] = event.expires_ms
+            elif kind is e.MessageTaken:
+                until_ms = expires_ms.pop(event.message)
+                if event.expired != (until_ms is not None and until_ms <= entry.at_ms):
+                    yield f"message {event.message} was taken at {entry.at_ms}, and was good until {until_ms}"
     told = {wait for waits in of_token.values() for wait in waits}
     if told != set(subject.instance.waits):
         yield f"waits {sorted(subject.instance.waits)} are open, but by its events {sorted(told)}"

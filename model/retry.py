@@ -23,7 +23,10 @@ class Backoff:
 
         The jitter comes from key and attempt: it is the same in every life.
         """
-        delay = min(self.first_ms * self.factor ** (tries - 1), float(self.maximum_ms))
+        try:
+            delay = min(self.first_ms * self.factor ** (tries - 1), float(self.maximum_ms))
+        except OverflowError:  # After a thousand tries the factor alone is more than a float can hold.
+            delay = float(min(self.first_ms, 1) * self.maximum_ms)
         spread = int.from_bytes(hashlib.blake2b(f"{key}/{tries}".encode(), digest_size=4).digest(), "big") / 2**32
         return max(0, round(delay * (1 + self.jitter * (2 * spread - 1))))
 

@@ -46,19 +46,29 @@ COLD: Final = (
 HOT: Final = (
     "version",
     "status",
-    "outcome",
-    "ending",
-    "resting",
     "runnable",
     "serial",
     "head",
     "digest",
     "checksum",
     "changed_ms",
+    "outcome",
+    "ending",
+    "resting",
     "ended_ms",
     "error",
     "result",
 )
+# What the last hot columns are until the instance is paused, undone or ended: most commits need not carry them.
+USUAL: Final = {
+    "outcome": "NULL",
+    "ending": "NULL",
+    "resting": "'pending'",
+    "ended_ms": "NULL",
+    "error": "''",
+    "result": "''",
+}
+BRIEF: Final = HOT[: -len(USUAL)]
 HISTORY: Final = (
     "seq",
     "instance",
@@ -85,6 +95,7 @@ REQUEST: Final = (
 SECTIONS: Final = (
     "new",
     "moved",
+    "turned",
     *(section for table in COLUMNS for section in (table, f"no_{table}")),
     "history",
     "request",
@@ -151,12 +162,14 @@ class Part:
 def parts() -> Iterator[Part]:
     """All that a batch may write, in the order in which it is written."""
     yield Part("new", ("new",), (_insert("instance", "new", [*COLD, *HOT]),))
-    yield Part("moved", ("moved",), (_update("moved"), _all_changed("moved", "stale")))
+    yield Part("moved", ("moved",), (_update("moved", BRIEF), _all_changed("moved", "stale")))
+    yield Part("turned", ("turned",), (_update("turned", HOT), _all_changed("turned", "stale")))
     for table in COLUMNS:
         yield Part(table, (table, f"no_{table}"), (_upsert(table), _delete(table)))
     yield Part("history", ("history",), (_insert("history", "history", HISTORY),))
     yield Part("request", ("request",), (_insert("request", "request", REQUEST),))
     yield Part("work", ("taken_work",), (_take_work(), _all_changed("taken_work", "missing")))
+    yield Part("leftovers", ("turned",), (_drop_work(),))
     yield Part("message", ("message",), (_insert("message", "message", MESSAGE),))
     yield Part("consumed", ("consumed",), (_consume(), _all_changed("consumed", "missing")))
     yield Part("matching", ("no_wait", "match"), (_free(), *_match()))
@@ -176,18 +189,21 @@ def statements() -> Iterator[str]:
     calls = [_fence()]
     for part in parts():
         columns = ("now_ms", *part.sections)
-        yield from _view(part.name, columns, part.statements)
         given = " OR ".join(f'NEW."{section}" IS NOT NULL' for section in part.sections)
-        calls.append(f"INSERT INTO {PREFIX}{part.name} SELECT {_of_new(columns)} WHERE {given}")
+        yield from _view(part.name, columns, part.statements, when=given)
+        calls.append(f"INSERT INTO {PREFIX}{part.name} VALUES ({_of_new(columns)})")
     yield from _view("batch", ("epoch", "now_ms", *SECTIONS), calls)
 
 
-def _view(name: str, columns: Sequence[str], actions: Iterable[str]) -> Iterator[str]:
-    """A view that runs statements for each row that is inserted into it."""
+def _view(name: str, columns: Sequence[str], actions: Iterable[str], *, when: str = "true") -> Iterator[str]:
+    """A view that runs statements for each row that is inserted into it.
+
+    The condition stands here and not in a SELECT that inserts: for that SQLite would make a table of its rows first.
+    """
     nulls = ", ".join("NULL" for _ in columns)
     body = " ".join(f"{action.strip()};" for action in actions)
     yield f"CREATE TEMP VIEW {PREFIX}{name} ({_quoted(columns)}) AS SELECT {nulls} WHERE 0"
-    yield f"CREATE TEMP TRIGGER {PREFIX}{name}_insert INSTEAD OF INSERT ON {PREFIX}{name} BEGIN {body} END"
+    yield f"CREATE TEMP TRIGGER {PREFIX}{name}_insert INSTEAD OF INSERT ON {PREFIX}{name} WHEN {when} BEGIN {body} END"
 
 
 def _quoted(columns: Iterable[str]) -> str:
@@ -229,10 +245,11 @@ def _insert(table: str, section: str, columns: Sequence[str]) -> str:
     return f'INSERT INTO "{table}" ({_quoted(columns)}) SELECT {values} FROM {_each(section)}'
 
 
-def _update(section: str) -> str:
-    """Each row: the instance's number, the version it was decided on, then the hot columns."""
-    columns = ", ".join(f'"{column}" = {_at(n)}' for n, column in enumerate(HOT, 2))
-    return f"""UPDATE instance SET {columns} FROM {_each(section)}
+def _update(section: str, columns: Sequence[str]) -> str:
+    """Each row: the instance's number, the version it was decided on, then the columns; the others are as usual."""
+    values = {**USUAL, **{column: _at(n) for n, column in enumerate(columns, 2)}}
+    changes = ", ".join(f'"{column}" = {value}' for column, value in values.items())
+    return f"""UPDATE instance SET {changes} FROM {_each(section)}
     WHERE instance.no = {_at(0)} AND instance.version = {_at(1)}"""
 
 
@@ -255,6 +272,12 @@ def _delete(table: str) -> str:
 
 def _take_work() -> str:
     return f"DELETE FROM work WHERE (instance, task) IN (SELECT {_at(0)}, {_at(1)} FROM {_each('taken_work')})"
+
+
+def _drop_work() -> str:
+    """What was recorded and not used goes with its instance."""
+    return f"""DELETE FROM work WHERE instance IN (
+      SELECT {_at(0)} FROM {_each("turned")} WHERE {_at(HOT.index("status") + 2)} = 'ended')"""
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

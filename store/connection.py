@@ -2,7 +2,8 @@
 
 Exactly one SQLite library may touch a file in a process: two of them drop each other's POSIX locks, and acknowledged
 rows are lost with them. So peewee is made to use the standard library's, whatever else is installed. The writer's
-connection is the only one that writes or checkpoints; all others are read-only.
+connection is the only one that writes or checkpoints; all others are read-only. A file that is not ours is not
+changed by a single byte.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import attrs
 import peewee
 
 from understudy.model.errors import Damaged, NotOurs, Unavailable, UnderstudyError
+from understudy.store.schema import APPLICATION_ID
 
 LEAST_SQLITE: Final = (3, 34, 0)
+LEAST_BYTES: Final = 512  # Of a database that is not empty.
 MEMORY: Final = ":memory:"
 BUSY_TIMEOUT_MS: Final = 5_000
 SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
@@ -45,7 +48,11 @@ class Database(peewee.SqliteDatabase):
         connection = sqlite3.connect(
             self.database, timeout=BUSY_TIMEOUT_MS / 1_000, isolation_level=None, **self.connect_params
         )
-        self._add_conn_hooks(connection)  # type: ignore[attr-defined]  # peewee's stubs leave it out.
+        try:
+            self._add_conn_hooks(connection)  # type: ignore[attr-defined]  # peewee's stubs leave it out.
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def connection(self) -> sqlite3.Connection:
@@ -58,6 +65,7 @@ def open_writer(path: str, settings: Settings) -> Database:
     check_library()
     if path != MEMORY:
         _make_private(Path(path))
+        _look_first(path)
     database = Database(
         path,
         pragmas=[
@@ -68,6 +76,7 @@ def open_writer(path: str, settings: Settings) -> Database:
             ("cache_size", -settings.cache_kib),
             ("wal_autocheckpoint", settings.checkpoint_pages),
             ("journal_size_limit", 64 * 1024 * 1024),
+            ("temp_store", "MEMORY"),
         ],
         check_same_thread=False,
         autoconnect=False,
@@ -77,6 +86,7 @@ def open_writer(path: str, settings: Settings) -> Database:
         database.connect()
     try:
         with explained(path):
+            check_ours(database, path)
             _use_wal(database, path)
     except BaseException:
         database.close()
@@ -106,6 +116,16 @@ def check_library() -> None:
     if sqlite3.sqlite_version_info < LEAST_SQLITE:
         least = ".".join(map(str, LEAST_SQLITE))
         raise Unavailable(f"SQLite {sqlite3.sqlite_version} is too old; Understudy needs {least} or newer")
+
+
+def check_ours(database: Database, path: str) -> None:
+    """Whether the file is an Understudy database, or an empty one that may become it."""
+    read = database.connection().execute
+    application, version = (read(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
+    if application == APPLICATION_ID:
+        return
+    if application or version or read("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise NotOurs(f"{path} is another program's database; nothing was changed in it. Give another path")
 
 
 @contextlib.contextmanager
@@ -142,6 +162,26 @@ def _make_private(path: Path) -> None:
             f"{path} cannot be opened for writing ({error.strerror}); check its folder and rights"
         ) from error
     os.close(descriptor)
+
+
+def _look_first(path: str) -> None:
+    """Look at the file with a connection that cannot write.
+
+    The last connection that can empties the log of its program into the file when it closes.
+    """
+    size = Path(path).stat().st_size
+    if size == 0:
+        return
+    if size < LEAST_BYTES:  # SQLite takes a file of one byte for an empty one.
+        raise NotOurs(f"{path} is not a SQLite database; nothing was changed in it. Give another path")
+    database = open_reader(path)
+    try:
+        with explained(path):
+            check_ours(database, path)
+    except Unavailable:
+        pass  # A program died while it wrote and left a journal, which only a connection that writes can clear up.
+    finally:
+        database.close()
 
 
 def _use_wal(database: Database, path: str) -> None:

@@ -2,22 +2,25 @@
 
 All waiting activations are read by one statement that returns one JSON row: reads suffer from the GIL as writes do.
 What is read is checked before anybody acts on it: the rows against their checksum, the head of history against its
-digest. What does not fit is `Damaged`, for that instance alone.
+digest. What does not fit is `Damaged`, for that instance alone: when a statement or its answer fails as a whole, its
+halves are read, and their halves.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from understudy.model.definition import Graph
-from understudy.model.errors import Damaged
+from understudy.model.errors import Damaged, UnderstudyError
 from understudy.model.instance import Buffered, Incident, Instance, Scope, Token, Undo, Variable, Wait
 from understudy.model.states import Outcome, Status, TokenStatus
 from understudy.store.batch import COLUMNS
 from understudy.store.commit import Stored, chain_digest, checksum, rows_sum
+from understudy.store.schema import PARTITION
 
 GraphOf = Callable[[int], Graph]  # A definition's number to its graph.
 
@@ -47,15 +50,17 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     result: str
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An instance as the statement returns it."""
 
+    wanted: str  # The id under which the index has it.
     no: int
+    partition: int
     id: str
     definition: int
     given_digest: str
     title: str
-    tags: dict[str, str]
+    tags: str
     trigger: str
     by: str
     caused_by: str
@@ -64,6 +69,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     outcome: Outcome | None
     ending: Outcome | None
     resting: Status
+    runnable: int
     version: int
     serial: int
     head: int
@@ -107,6 +113,7 @@ def _array(table: str) -> str:
 
 _OWN = (
     "no",
+    "partition",
     "id",
     "definition",
     "given_digest",
@@ -120,6 +127,7 @@ _OWN = (
     "outcome",
     "ending",
     "resting",
+    "runnable",
     "version",
     "serial",
     "head",
@@ -132,16 +140,16 @@ _OWN = (
 )
 _HEAD = """(SELECT json_array(h.n, h.at_ms, h.epoch, h.events, h.digest,
   coalesce((SELECT p.digest FROM history p WHERE p.seq = h.prev), ''))
-  FROM history h WHERE h.seq = i.head AND h.instance = i.no)"""
+  FROM history h WHERE h.seq = i.head AND h.instance = i.no AND h.partition = i.partition)"""
 _POSTED = """(SELECT json_group_array(json_array(m.no, m.wait, m.payload)) FROM message m
   WHERE m.instance = i.no AND m.wait IS NOT NULL)"""
 _WORK = "(SELECT json_group_array(json_array(w.task, w.attempt, w.result)) FROM work w WHERE w.instance = i.no)"
 
 
 def _columns() -> str:
-    own = (f'json(i."{c}")' if c == "tags" else f'i."{c}"' for c in _OWN)
     parts = [
-        *own,
+        "j.value",
+        *(f'i."{column}"' for column in _OWN),
         f"json({_HEAD})",
         *(f"json({_array(table)})" for table in COLUMNS),
         f"json({_POSTED})",
@@ -150,40 +158,42 @@ def _columns() -> str:
     return ", ".join(parts)
 
 
+# As a blob, because a text with a flipped bit may not be UTF-8, and `sqlite3` would refuse it all.
 LOAD = f"""
-SELECT coalesce(json_group_array(json_array({_columns()})), '[]')
+SELECT CAST(json_group_array(json_array({_columns()})) AS BLOB)
 FROM json_each(?) j CROSS JOIN instance i ON i.id = j.value
 """
 _DECODER = msgspec.json.Decoder(list[Row])
-_LENIENT = msgspec.json.Decoder(list[msgspec.Raw])
-_ROW = msgspec.json.Decoder(Row)
+_TAGS = msgspec.json.Decoder(dict[str, str])
 
 
 def load(connection: Any, ids: Sequence[str], graph_of: GraphOf) -> dict[str, Loaded | Damaged]:
     """The instances of these ids; an id that is not there is not in the answer."""
-    text = connection.execute(LOAD, (msgspec.json.encode(list(ids)).decode(),)).fetchone()[0]
     try:
-        rows: list[Row | msgspec.Raw] = list(_DECODER.decode(text))
-    except msgspec.ValidationError:
-        rows = list(_LENIENT.decode(text))  # One of them is damaged: find out which.
-    found: dict[str, Loaded | Damaged] = {}
-    for row in rows:
-        name, result = _checked(row, graph_of)
-        found[name] = result
-    return found
+        answer = connection.execute(LOAD, (msgspec.json.encode(list(ids)).decode(),)).fetchone()[0]
+        rows = _DECODER.decode(answer)
+    except (sqlite3.DatabaseError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        if isinstance(error, sqlite3.OperationalError) and "JSON" not in str(error):
+            raise  # The file cannot be read now, which says nothing about what is in it.
+        return _halves(connection, ids, graph_of, error)
+    return {row.wanted: _checked(row, graph_of) for row in rows}
 
 
-def _checked(row: Row | msgspec.Raw, graph_of: GraphOf) -> tuple[str, Loaded | Damaged]:
-    if not isinstance(row, Row):
-        try:
-            row = _ROW.decode(row)
-        except msgspec.ValidationError as error:
-            name = str(msgspec.json.decode(row)[1])  # type: ignore[arg-type]  # Still the raw text.
-            return name, Damaged(f"the rows of {name} cannot be read ({error}); run `understudy audit`")
+def _halves(connection: Any, ids: Sequence[str], graph_of: GraphOf, error: Exception) -> dict[str, Loaded | Damaged]:
+    """Find out who is damaged, and read the others."""
+    if len(ids) == 1:
+        return {ids[0]: Damaged(f"the rows of {ids[0]} cannot be read ({error}); run `understudy audit`")}
+    middle = len(ids) // 2
+    return {**load(connection, ids[:middle], graph_of), **load(connection, ids[middle:], graph_of)}
+
+
+def _checked(row: Row, graph_of: GraphOf) -> Loaded | Damaged:
     try:
-        return row.id, _build(row, graph_of(row.definition))
+        return _build(row, graph_of(row.definition))
     except Damaged as error:
-        return row.id, error
+        return error
+    except (UnderstudyError, msgspec.DecodeError) as error:
+        return Damaged(f"{row.wanted} cannot be read ({error}); run `understudy audit`")
 
 
 def _build(row: Row, graph: Graph) -> Loaded:
@@ -199,7 +209,7 @@ def _build(row: Row, graph: Graph) -> Loaded:
         resting=row.resting,
         serial=row.serial,
         title=row.title,
-        tags=row.tags,
+        tags=_TAGS.decode(row.tags),
         trigger=row.trigger,
         by=row.by,
         caused_by=row.caused_by,
@@ -212,8 +222,9 @@ def _build(row: Row, graph: Graph) -> Loaded:
     _fill(instance, row, graph)
     instance.settle()
     total = rows_sum(instance)
-    if checksum(instance, row.version, total) != row.checksum:
-        raise Damaged(f"the rows of {row.id} are not those that were written (checksum); run `understudy audit`")
+    found = (row.id, row.partition, row.runnable, row.checksum)
+    if found != (row.wanted, PARTITION, instance.is_runnable, checksum(instance, row.version, total)):
+        raise Damaged(f"the rows of {row.wanted} are not those that were written (checksum); run `understudy audit`")
     _check_head(row)
     return Loaded(instance, graph, Stored(row.no, row.version, row.head, row.digest, total), row.posted, row.work)
 

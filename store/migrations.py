@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from understudy.model.errors import NewerSchema, NotOurs, OlderSchema
-from understudy.store.connection import Database
+from understudy.model.errors import NewerSchema, OlderSchema
+from understudy.store.connection import Database, check_ours
 from understudy.store.schema import APPLICATION_ID, INDEXES, TABLES
 
 Step = Callable[[Database], None]
@@ -20,8 +20,8 @@ def _first(database: Database) -> None:
     with database.bind_ctx(TABLES):
         database.create_tables(TABLES, safe=False)
     connection = database.connection()
-    for statement in INDEXES:
-        connection.execute(statement)
+    for name, columns in INDEXES.items():
+        connection.execute(f'CREATE INDEX "{name}" ON {columns}')
     connection.execute("INSERT INTO owner VALUES (0, '', 0, 0, '')")
 
 
@@ -31,12 +31,8 @@ LATEST: Final = len(STEPS)
 
 def version_of(database: Database, path: str) -> int:
     """The number of the file's schema; 0 for an empty file."""
-    connection = database.connection()
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
-    if application != APPLICATION_ID and not empty:
-        raise NotOurs(f"{path} is another program's database; nothing was changed in it. Give another path")
+    check_ours(database, path)
+    version: int = database.connection().execute("PRAGMA user_version").fetchone()[0]
     if version > LATEST:
         raise NewerSchema(
             f"{path} has schema {version}, this Understudy knows {LATEST}; upgrade the package before opening it"

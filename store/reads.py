@@ -366,8 +366,7 @@ def _conditions(which: Filter) -> list[Any]:
     if which.with_incident:
         found.append(i.no.in_(IncidentRow.select(IncidentRow.instance)))
     if which.tag is not None:
-        name, value = which.tag
-        found.append(peewee.fn.json_extract(i.tags, f'$."{name}"') == value)
+        found.append(peewee.SQL('EXISTS (SELECT 1 FROM json_each("t1"."tags") WHERE key = ? AND value = ?)', which.tag))
     if which.text:
         found.append(i.id.contains(which.text) | i.title.contains(which.text))
     return found

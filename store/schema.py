@@ -307,13 +307,13 @@ TABLES: Final[tuple[type[Table], ...]] = (
 )
 
 # peewee's own index options cannot say WHERE in a form that is stable over its versions.
-INDEXES: Final[tuple[str, ...]] = (
-    'CREATE INDEX "instance_runnable" ON "instance" ("no") WHERE "runnable" = 1',
-    'CREATE INDEX "wait_due" ON "wait" ("due_ms") WHERE "due_ms" IS NOT NULL',
-    'CREATE INDEX "wait_message" ON "wait" ("name", "key", "since_ms") WHERE "kind" = \'message\'',
-    'CREATE INDEX "message_free" ON "message" ("name", "key") WHERE "instance" IS NULL',
-    'CREATE INDEX "message_assigned" ON "message" ("instance", "wait") WHERE "instance" IS NOT NULL',
-    'CREATE INDEX "message_expiry" ON "message" ("expires_ms") WHERE "expires_ms" IS NOT NULL',
-    'CREATE INDEX "request_expiry" ON "request" ("expires_ms")',
-    'CREATE INDEX "incident_since" ON "incident" ("since_ms")',
-)
+INDEXES: Final[dict[str, str]] = {
+    "instance_runnable": '"instance" ("no") WHERE "runnable" = 1',
+    "wait_due": '"wait" ("due_ms") WHERE "due_ms" IS NOT NULL',
+    "wait_message": '"wait" ("name", "key", "since_ms") WHERE "kind" = \'message\'',
+    "message_free": '"message" ("name", "key") WHERE "instance" IS NULL',
+    "message_assigned": '"message" ("instance", "wait") WHERE "instance" IS NOT NULL',
+    "message_expiry": '"message" ("expires_ms") WHERE "expires_ms" IS NOT NULL',
+    "request_expiry": '"request" ("expires_ms")',
+    "incident_since": '"incident" ("since_ms")',
+}

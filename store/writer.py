@@ -2,20 +2,20 @@
 
 A `Writer` belongs to the persistence actor. It takes changes, refuses in Python what it can see to be wrong, writes
 the rest as one statement, and says of each whether it landed. When the statement fails for a reason that surely left
-nothing behind, the changes are written one by one, so that only the culprit is refused. When the reason leaves it
-open whether the commit landed (I/O, disk full, busy), it raises `Unknown`: nobody may go on from memory after that.
+nothing behind, its halves are written, and their halves, so that only the culprit is refused. When the reason leaves
+it open whether the commit landed (I/O, disk full, busy), it raises `Unknown`: nobody may go on from memory after that.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from understudy.model.errors import Conflict, Damaged, Fenced, Rejected, UnderstudyError
-from understudy.store.batch import MATCHED, WRITE, Batch, statements
+from understudy.store.batch import MATCHED, WRITE, Batch, Unwritable, statements
 from understudy.store.commit import Answered, Commit, Stored
 from understudy.store.connection import MEMORY, Database, Settings, explain, explained, open_writer
 from understudy.store.migrations import migrate
@@ -66,14 +66,32 @@ class Publish(msgspec.Struct, frozen=True):
     expires_ms: int | None = None
     requests: list[Answered] = []
 
+    @property
+    def size(self) -> int:
+        return len(self.payload)
+
 
 Change = Commit | Publish
 
 
 class Operation(Protocol):
-    """A rarer change with a transaction of its own, after the fence was checked."""
+    """A rarer change with a transaction of its own, after the fence was checked.
+
+    Running it twice must be no different from running it once: it is repeated when nobody knows whether it landed.
+    """
 
     def run(self, connection: Any) -> Any: ...
+
+
+MESSAGES_OF_A_LIFE: Final = 10_000_000_000  # Each epoch numbers its messages from its own multiple of this.
+
+
+class Counters(NamedTuple):
+    """The last numbers given out."""
+
+    seq: int
+    instance: int
+    message: int
 
 
 class Writer:
@@ -83,26 +101,40 @@ class Writer:
         self.path = path
         self.settings = settings
         self.epoch = 0
-        self.database: Database = open_writer(path, settings)
-        with explained(path):
-            self.migrated = migrate(self.database, path)
-            self._prepare()
+        self._versions: dict[int, int] = {}
+        self._counters = Counters(0, 0, 0)
+        self._connection: Any = None
+        self._open()
+
+    def _open(self) -> None:
+        self.database: Database = open_writer(self.path, self.settings)
+        try:
+            with explained(self.path):
+                self.migrated = migrate(self.database, self.path)
+                self._connection = self.database.connection()
+                for statement in statements():
+                    self.connection.execute(statement)
+                self._read_counters()
+        except BaseException:
+            self.close()
+            raise
+        self._versions.clear()
 
     @property
     def connection(self) -> Any:
-        return self.database.connection()
-
-    def _prepare(self) -> None:
-        for statement in statements():
-            self.connection.execute(statement)
-        self._read_counters()
-        self._versions: dict[int, int] = {}
+        if self._connection is None:
+            raise Unknown(f"{self.path} is not open")
+        return self._connection
 
     def _read_counters(self) -> None:
+        """A message is gone once it is consumed: its number must not come again, neither now nor in another life."""
         read = self.connection.execute
-        self._next_seq: int = read("SELECT coalesce(max(seq), 0) + 1 FROM history").fetchone()[0]
-        self._next_no: int = read("SELECT coalesce(max(no), 0) + 1 FROM instance").fetchone()[0]
-        self._next_message: int = read("SELECT coalesce(max(no), 0) + 1 FROM message").fetchone()[0]
+        seq, instance, message = (
+            read(f"SELECT coalesce(max({column}), 0) FROM {table}").fetchone()[0]
+            for column, table in (("seq", "history"), ("no", "instance"), ("no", "message"))
+        )
+        first = self.epoch * MESSAGES_OF_A_LIFE
+        self._counters = Counters(seq, instance, max(message, first, self._counters.message))
 
     # --- ownership ---
 
@@ -115,21 +147,32 @@ class Writer:
             self.connection.execute(
                 "UPDATE owner SET epoch = ?, holder = ?, beat = 0 WHERE partition = 0", (epoch + 1, holder)
             )
-            self._read_counters()
         self.epoch = epoch + 1
+        with explained(self.path):
+            self._read_counters()
         return self.epoch
 
     def reopen(self) -> None:
         """A new connection after an unknown failure; the epoch stays ours only if the file still says so."""
-        self.close()
-        self.database = open_writer(self.path, self.settings)
+        if self.path == MEMORY:
+            self._roll_back()  # A new connection would have nothing in it.
+        else:
+            self.close()
+            self._open()
         with explained(self.path):
-            self._prepare()
             epoch = self.connection.execute("SELECT epoch FROM owner WHERE partition = 0").fetchone()[0]
         if epoch != self.epoch:
             raise Fenced()
 
+    def _roll_back(self) -> None:
+        with explained(self.path):
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
+            self._read_counters()
+        self._versions.clear()
+
     def close(self) -> None:
+        self._connection = None
         if not self.database.is_closed():
             self.database.close()
 
@@ -196,6 +239,7 @@ class Writer:
     def _write_together(
         self, changes: Sequence[Change], numbers: list[int], results: dict[int, Landed | Refused], now_ms: int
     ) -> list[Delivery]:
+        counters = self._counters
         batch = Batch()
         landed = {number: self._add(batch, changes[number]) for number in numbers}
         refusal = self._execute(batch, now_ms)
@@ -205,38 +249,44 @@ class Writer:
                 if result.stored is not None:
                     self._versions[result.stored.no] = result.stored.version
             return self._matched(batch)
+        self._counters = counters  # Nothing landed: the numbers were not used.
         if len(numbers) == 1:
-            results[numbers[0]] = refusal
+            results[numbers[0]] = self._with_answers(changes[numbers[0]], refusal)
             return []
-        deliveries: list[Delivery] = []
-        for number in numbers:
-            deliveries += self._write_together(changes, [number], results, now_ms)
-        return deliveries
+        middle = len(numbers) // 2
+        first = self._write_together(changes, numbers[:middle], results, now_ms)
+        return first + self._write_together(changes, numbers[middle:], results, now_ms)
+
+    def _with_answers(self, change: Change, refusal: Refused) -> Refused:
+        if refusal.reason != "duplicate":
+            return refusal
+        return msgspec.structs.replace(refusal, first=self._answered([change]))
 
     def _add(self, batch: Batch, change: Change) -> Landed:
+        seq, last_no, message = self._counters
         if isinstance(change, Publish):
-            number = self._next_message
-            self._next_message += 1
-            batch.add("message", (number, change.name, change.key, change.payload, change.expires_ms))
+            message += 1
+            self._counters = Counters(seq, last_no, message)
+            batch.add("message", (message, change.name, change.key, change.payload, change.expires_ms))
             batch.expect(change.name, change.key)
             for request in change.requests:
                 batch.add("request", (request.key, request.digest, request.answer, request.expires_ms))
-            return Landed(answer={"message": number})
-        seq, self._next_seq = self._next_seq, self._next_seq + 1
+            return Landed(answer={"message": message})
+        seq += 1
         no = change.stored.no
         if no == 0:
-            no, self._next_no = self._next_no, self._next_no + 1
-        change.add_to(batch, seq=seq, no=no, message_no=self._next_message)
-        self._next_message += len(change.thrown)
+            no = last_no = last_no + 1
+        change.add_to(batch, seq=seq, no=no, message_no=message + 1)
+        self._counters = Counters(seq, last_no, message + len(change.thrown))
         return Landed(stored=change.advance(seq=seq, no=no))
 
     def _execute(self, batch: Batch, now_ms: int) -> Refused | None:
         try:
             self.connection.execute(WRITE, batch.parameters(self.epoch, now_ms))
-        except (sqlite3.IntegrityError, sqlite3.DataError) as error:
+        except (sqlite3.IntegrityError, sqlite3.DataError, Unwritable, UnicodeEncodeError) as error:
             return _refusal(error)
         except sqlite3.Error as error:
-            raise self._unknown(error) from error
+            raise self.failure(error) from error
         return None
 
     def _matched(self, batch: Batch) -> list[Delivery]:
@@ -248,7 +298,7 @@ class Writer:
         try:
             rows: list[Any] = self.connection.execute(statement, parameters).fetchall()
         except sqlite3.Error as error:
-            raise self._unknown(error) from error
+            raise self.failure(error) from error
         return rows
 
     # --- operations ---
@@ -269,7 +319,7 @@ class Writer:
         except (sqlite3.IntegrityError, sqlite3.DataError) as error:
             raise Rejected(f"the database refuses this ({error})") from error
         except sqlite3.Error as error:
-            raise self._unknown(error) from error
+            raise self.failure(error) from error
         return answer
 
     def check_fence(self) -> None:
@@ -286,14 +336,13 @@ class Writer:
         if self.path != MEMORY:
             self._read("PRAGMA wal_checkpoint(PASSIVE)", ())
 
-    def _unknown(self, error: sqlite3.Error) -> Exception:
+    def failure(self, error: sqlite3.Error) -> Damaged | Unknown:
+        """What a failure of the database means for whoever was writing."""
         explained_error = explain(error, self.path)
-        if isinstance(explained_error, Damaged):
-            return explained_error
-        return Unknown(str(explained_error))
+        return explained_error if isinstance(explained_error, Damaged) else Unknown(str(explained_error))
 
 
-def _refusal(error: sqlite3.Error) -> Refused:
+def _refusal(error: Exception) -> Refused:
     text = str(error)
     if text == "fenced":
         raise Fenced() from error

@@ -107,6 +107,10 @@ def _run(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "A running instance is shown as stuck while it has an open incident (--incident lists those), and as waiting "
+        "while nothing in it moves."
+    )
     _db(parser)
     parser.add_argument(
         "--status", default="", choices=[s.value for s in Status], metavar="STATUS", help=_names(Status)

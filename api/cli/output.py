@@ -75,7 +75,7 @@ def plain(text: str) -> str:
 
 
 def styled(text: str, style: str = "") -> Text:
-    return Text(plain(text), style=style)
+    return Text().append(plain(text), style=style)  # What is appended to it does not inherit the style.
 
 
 def one_line(text: str) -> str:

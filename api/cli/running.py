@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from understudy.cli import documents, show
+from understudy.cli import INTERRUPTED, documents, show
 from understudy.cli.output import Output, styled
 from understudy.cli.source import opened
 from understudy.cli.standing import shell
@@ -19,9 +19,7 @@ from understudy.model.errors import Rejected, TimedOut, UnderstudyError
 from understudy.process import Process
 from understudy.runtime import Handle, Runtime
 from understudy.state import State
-from understudy.store.reads import Filter
-
-INTERRUPTED = 130
+from understudy.store.reads import Filter, Record
 
 
 def run(arguments: Namespace, output: Output) -> int:
@@ -46,7 +44,7 @@ def _stay(watcher: _Watcher) -> int:
 
 def demo(arguments: Namespace, output: Output) -> int:
     """The demonstration has arguments of its own, which it explains itself."""
-    from understudy.demo import main
+    from understudy.demo.play import main
 
     if not output.as_json:
         return main(arguments.rest)
@@ -94,13 +92,21 @@ class _Watcher:
             self._output.error(kind, text)
 
     def _look(self, state: State) -> bool:
-        records = self._runtime.node.reads.history(state.id, limit=max(state.version - self._seen, 1))
-        for told in show.told([record for record in records if record.n > self._seen], self._narrator):
+        for told in show.told(self._news(), self._narrator):
             if told.line.tone != MOVE:
                 self._output.aside(styled(f"{told.time}  "), show.toned(told.line))
             self._seen = max(self._seen, told.n)
         self._hint(state)
         return state.is_ended or bool(state.incidents)
+
+    def _news(self) -> list[Record]:
+        """The commits since the last look; how many there are by now is known only from them."""
+        limit = 8
+        while True:
+            records = self._runtime.node.reads.history(self._handle.id, limit=limit)
+            if records[0].n <= self._seen + 1:
+                return [record for record in records if record.n > self._seen]
+            limit *= 8
 
     def _hint(self, state: State) -> None:
         """Who waits for a message here cannot send it from this terminal."""
@@ -130,7 +136,7 @@ def _begin(runtime: Runtime, process: Process[Any, Any], arguments: Namespace) -
 
 def _check_alone(db: str, process: Process[Any, Any]) -> None:
     """Whoever opens a database runs all of it: instances whose handlers are not here would be stopped by incidents."""
-    if not Path(db).is_file():
+    if not Path(db).is_file() or Path(db).stat().st_size == 0:
         return
     with opened(db) as source:
         if source.has_owner():

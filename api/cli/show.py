@@ -304,9 +304,7 @@ def _table(*columns: str) -> Table:
 
 
 def _grid() -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.columns.clear()
-    return table
+    return Table.grid(padding=(0, 2, 0, 0))
 
 
 def _section(title: str) -> RenderableType:

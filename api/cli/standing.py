@@ -83,7 +83,13 @@ class Remedies:
             return [Remedy(self._task(wait))]
         if wait.kind == "join":
             return [Remedy(f"a token from {wait.detail}" if wait.detail else "the tokens still on their way")]
-        return [Remedy("the service that runs this database" if wait.kind == "ready" else "the steps inside it")]
+        return [
+            Remedy(
+                "the service that runs this database, as soon as it may"
+                if wait.kind == "ready"
+                else "the steps inside it"
+            )
+        ]
 
     def resume(self) -> Remedy:
         return Remedy("let it go on", self.command("resume"))

@@ -82,6 +82,10 @@ class ForkRules(Rules):
             turn.spawn(token.scope, edge.target, came_by=edge.id)
         turn.move(token, first)
 
+    def skip(self, turn: Turn, token: Token, place: Place, result: str, to: str) -> None:  # noqa: ARG002 - all ways
+        """A join behind it waits for every branch: there is nothing that could be left out."""
+        self.enter(turn, token, place)
+
 
 class JoinRules(Rules):
     name = "join"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.demo_orders import Call, Ledger
+from understudy.demo.orders import Call, Ledger
 from understudy.store.connection import open_reader
 from understudy.store.reads import Readers, Reads
 

@@ -48,6 +48,9 @@ class Bank:
     """The world outside: it counts an effect once for each key, as a bank does."""
 
     def __init__(self) -> None:
+        self.open()
+
+    def open(self) -> None:
         self.effects: Counter[str] = Counter()
         self.seen: set[str] = set()
 
@@ -62,7 +65,7 @@ bank = Bank()
 
 @pytest.fixture(autouse=True)
 def _a_new_bank() -> None:
-    bank.__init__()  # type: ignore[misc]  # The handlers hold on to this one.
+    bank.open()
 
 
 @task(into="receipt", timeout="10s", retry=Retry(3, first="1s", jitter=0))
@@ -148,6 +151,52 @@ def test_after_every_call_everything_that_can_move_has_moved(rehearsal: Rehearsa
 def test_a_process_need_not_be_announced_before_it_is_started(rehearsal: Rehearsal) -> None:
     assert rehearsal.start(naps, Order("7")).state.at == ("sleep-1",)
     assert rehearsal.start("naps", {"order_id": "8"}).state.at == ("sleep-1",)
+
+
+def test_an_instance_explains_itself(rehearsal: Rehearsal) -> None:
+    rehearsal.stand_in(refund, Mock(side_effect=OSError("the bank is closed")))
+    order = rehearsal.start(checkout, Order("7"), id="order-7")
+    rehearsal.advance("2h")
+
+    waiting = str(order.explain())
+    stopped = rehearsal.start(doomed, Order("8"), id="order-8").explain()
+    number = stopped.state.incidents[0].incident
+    order.send("delivered")
+    ended = order.explain()
+
+    assert waiting.splitlines() == [
+        "order-7 (checkout v1) is running: started 2026-01-01 00:00:00Z (2h ago), "
+        "last changed 2026-01-01 00:00:00Z (2h ago)",
+        "  waiting since 2026-01-01 00:00:00Z at delivered for message `delivered` with key 7",
+        "    moved by send('delivered') or publish('delivered', key='7'); "
+        "or by the clock at 2026-01-04 00:00:00Z (in 2d 22h), which leads to escalate",
+    ]
+    assert str(stopped).splitlines() == [
+        "order-8 (doomed v1) is compensating: started 2026-01-01 02:00:00Z (just now), "
+        "last changed 2026-01-01 02:00:00Z (just now)",
+        "  stopped since 2026-01-01 02:00:00Z at charge by incident "
+        f"{number} (undo_failed): "
+        "undoing charge: OSError: the bank is closed",
+        f"    moved by retry({number}), skip({number}) or fail({number})",
+        "  still to be undone: charge",
+    ]
+    assert str(ended) == "order-7 (checkout v1) has ended: completed at 2026-01-01 02:00:00Z, 2h after its start"
+
+
+def test_the_history_of_an_instance_is_its_story(rehearsal: Rehearsal) -> None:
+    rehearsal.crash_after(pack)
+    order = rehearsal.start(doomed, Order("7"))
+
+    assert [str(step) for step in order.history] == [
+        "1. 2026-01-01 00:00:00Z start: doomed v1 started; charge begins",
+        "2. 2026-01-01 00:00:00Z task done: charge done; pack begins",
+        "3. 2026-01-01 00:00:00Z recover: attempt 1 of pack was lost with its process",
+        "4. 2026-01-01 00:00:00Z task done: pack done; refuse begins",
+        "5. 2026-01-01 00:00:00Z task failed: attempt 1 of refuse failed: ValueError: sold out; "
+        "what was done is undone, because of refuse; undo of pack begins",
+        "6. 2026-01-01 00:00:00Z task done: undo of pack done; undo of charge begins",
+        "7. 2026-01-01 00:00:00Z task done: undo of charge done; ended: failed",
+    ]
 
 
 # --- the clock --------------------------------------------------------------------------------------------------------
@@ -411,7 +460,7 @@ def test_a_crash_after_any_handler_of_a_saga_leads_to_the_same_end(rehearsal: Re
 def test_wherever_it_crashes_each_effect_counts_once(
     tmp_path_factory: pytest.TempPathFactory, deaths: list[Task[..., Any]]
 ) -> None:
-    bank.__init__()  # type: ignore[misc]  # Hypothesis plays many examples in one test.
+    bank.open()  # Hypothesis plays many examples in one test.
     with Rehearsal(tmp_path_factory.mktemp("play")) as rehearsal:
         for dead in deaths:
             rehearsal.crash_after(dead)

@@ -1,6 +1,6 @@
 """How the demonstration looks: a live picture on a terminal, plain lines anywhere else, and the report at the end.
 
-Everything shown was read or measured by somebody else; nothing here computes a figure of its own.
+What is shown was read or measured elsewhere. Nothing here decides what happens.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from understudy.demo_board import Board, Line
-from understudy.demo_orders import STEPS, Call
+from understudy.demo.board import Board, Line
+from understudy.demo.orders import STEPS, Call
 from understudy.views import steps_of
 
 _STYLES: Final = {"kill": "bold red", "recovery": "green", "accepted": "cyan", "failure": "yellow"}
-_MARKS: Final = {  # Sign, sign where only ASCII can be shown, style.
-    "ahead": ("·", ".", "dim"),
-    "running": ("◐", ">", "yellow"),
-    "waiting": ("○", "o", "cyan"),
-    "done": ("●", "#", "green"),
-    "failed": ("✗", "x", "red"),
-    "undoing": ("◑", "<", "magenta"),
-    "undone": ("↶", "u", "magenta"),
+_MARKS: Final = {
+    "ahead": ("·", "dim"),
+    "running": ("◐", "yellow"),
+    "waiting": ("○", "cyan"),
+    "done": ("●", "green"),
+    "failed": ("✗", "red"),
+    "undoing": ("◑", "magenta"),
+    "undone": ("↶", "magenta"),
 }
 _STATUSES: Final = {"owns": "bold green", "stands by": "cyan", "starts": "dim", "killed": "red"}
 _OUTCOMES: Final = {"completed": "green", "failed": "red"}
@@ -75,6 +75,26 @@ class Scene:
     kills: Sequence[Kill]
     calls: Sequence[Call]
 
+    @property
+    def calls_by_key(self) -> dict[str, list[Call]]:
+        found: dict[str, list[Call]] = {}
+        for call in self.calls:
+            found.setdefault(call.key, []).append(call)
+        return found
+
+    @property
+    def completed(self) -> list[Line]:
+        return [line for line in self.board.lines.values() if line.outcome == "completed"]
+
+    @property
+    def money_taken(self) -> int:
+        """In cents: charges less refunds, each key counted once."""
+        return sum(same[0].cents for same in self.calls_by_key.values())
+
+    @property
+    def money_due(self) -> int:
+        return sum(line.order.price_cents for line in self.completed)
+
 
 @attrs.frozen(kw_only=True)
 class Ending:
@@ -102,10 +122,11 @@ class Show(Protocol):
 
 
 def open_show() -> tuple[Console, Show]:
-    """The live show on a terminal, plain lines where nobody looks or nobody wants colours."""
+    """The live show on a terminal that can show it; plain lines where nobody looks, or nobody wants colours."""
     console = Console(highlight=False, markup=False, emoji=False)
     wants_plain = bool(os.environ.get("NO_COLOR") or os.environ.get("CI"))
-    if sys.stdout.isatty() and not console.is_dumb_terminal and not wants_plain:
+    is_able = sys.stdout.isatty() and not console.is_dumb_terminal and console.encoding.startswith("utf")
+    if is_able and not wants_plain:
         return console, LiveShow(console)
     console = Console(highlight=False, markup=False, emoji=False, color_system=None, force_terminal=False)
     return console, PlainShow(console)
@@ -139,7 +160,6 @@ class LiveShow:
         self._console = console
         self._news: deque[Text] = deque(maxlen=40)
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-        self._ascii = not console.encoding.lower().startswith("utf")
 
     def note(self, at_s: float, text: str, *, kind: str = "") -> None:
         line = Text.assemble((f"{at_s:6.2f} s  ", "dim"), (text, _STYLES.get(kind, "")))
@@ -182,13 +202,9 @@ class LiveShow:
             table.add_column(step, justify="center", no_wrap=True)
         table.add_column("where its tokens are", no_wrap=True, ratio=1, overflow="ellipsis")
         for line in board.lines.values():
-            signs = [self._sign(line.mark(step)) for step in STEPS]
+            signs = [Text(*_MARKS[line.mark(step)]) for step in STEPS]
             table.add_row(line.id, *([line.order.item] if is_wide else []), *signs, _where(line))
         return table
-
-    def _sign(self, mark: str) -> Text:
-        sign, plain, style = _MARKS[mark]
-        return Text(plain if self._ascii else sign, style)
 
 
 def _where(line: Line) -> Text:
@@ -197,7 +213,7 @@ def _where(line: Line) -> Text:
 
 def _progress(scene: Scene) -> RenderableType:
     lines = scene.board.lines.values()
-    keys = len({call.key for call in scene.calls})
+    keys = len(scene.calls_by_key)
     figures = {"commits": len(scene.board.commits), "calls": len(scene.calls), "keys": keys, "kills": len(scene.kills)}
     counts = "   ".join(f"{name} {count}" for name, count in figures.items())
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -237,7 +253,7 @@ def _section(console: Console, title: str, *parts: RenderableType) -> None:
     console.print()
     console.print(title, style="bold")
     for part in parts:
-        console.print(Padding(part, (0, 0, 0, 2)))
+        console.print(Padding(part, (0, 0, 0, 2), expand=False))
 
 
 def _outcomes(ending: Ending) -> Table:
@@ -259,12 +275,10 @@ def _kills(kills: Sequence[Kill]) -> Table:
 
 
 def _ledger(ending: Ending) -> Iterable[RenderableType]:
-    calls = ending.scene.calls
-    by_key: dict[str, list[Call]] = {}
-    for call in calls:
-        by_key.setdefault(call.key, []).append(call)
+    scene = ending.scene
+    by_key = scene.calls_by_key
     repeated = {key: same for key, same in by_key.items() if len(same) > 1}
-    yield Text(f"{len(calls)} calls under {len(by_key)} keys; the outside world counts each key once.")
+    yield Text(f"{len(scene.calls)} calls under {len(by_key)} keys; the outside world counts each key once.")
     if repeated:
         table = _table("key", "call", "made by", "")
         for key, same in repeated.items():
@@ -272,13 +286,11 @@ def _ledger(ending: Ending) -> Iterable[RenderableType]:
             times = "twice" if len(same) == 2 else f"{len(same)} times"
             table.add_row(key, _call(same[0]), makers, f"ran {times}, same key, counted once")
         yield table
-    counted = sum(same[0].cents for same in by_key.values())
-    text = f"Taken from cards, less refunds: {_money(counted)}"
-    if (every := sum(call.cents for call in calls)) != counted:
-        text += f" (if every call had counted: {_money(every)})"
-    completed = [line for line in ending.scene.board.lines.values() if line.outcome == "completed"]
-    price = sum(line.order.price_cents for line in completed)
-    yield Text(f"{text}. Price of the {len(completed)} completed orders: {_money(price)}.")
+    every = sum(call.cents for call in scene.calls)
+    yield Text(
+        f"Taken from cards, less refunds: {_money(scene.money_taken)} (if every call had counted: {_money(every)}). "
+        f"Price of the {len(scene.completed)} completed orders: {_money(scene.money_due)}."
+    )
 
 
 def _call(call: Call) -> str:

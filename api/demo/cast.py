@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from understudy.demo_board import Board
-from understudy.demo_orders import HELD, READY, Order, fulfil
+from understudy.demo.board import Board
+from understudy.demo.orders import HELD, READY, Order, fulfil
 from understudy.model.errors import TimedOut, Unavailable, UnderstudyError
 from understudy.runtime import Runtime, connect
 
@@ -48,7 +48,7 @@ class Child:
         # -P: a module of the same name in the user's folder must not stand in the way. A session of its own: Ctrl-C is
         # for the parent, which then ends its children itself.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "understudy.demo_orders", *arguments, f"--process={number}"],
+            [sys.executable, "-P", "-m", "understudy.demo.orders", *arguments, f"--process={number}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -63,14 +63,17 @@ class Child:
         return self._process.pid
 
     @property
-    def stands_by(self) -> bool:
+    def last_words(self) -> str:
+        return "; ".join(word.strip() for word in self._words)
+
+    @property
+    def is_up(self) -> bool:
         return self.is_ready and not self.is_killed
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is dead."""
+        """SIGKILL."""
         self.is_killed = True
         self._process.kill()
-        self._forget()
 
     def close(self) -> None:
         """Let it end by itself: nothing is on its way any more."""
@@ -81,7 +84,8 @@ class Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_ENDING_S)
 
-    def _forget(self) -> None:
+    def bury(self) -> None:
+        """Wait until it is dead, and let go of what belonged to it."""
         self._process.wait()
         self._listener.join(_ENDING_S)
         assert self._process.stdin is not None
@@ -106,8 +110,8 @@ class Child:
 
     def _ended(self) -> None:
         if not self.is_killed and not self._is_leaving:
-            words = "; ".join(self._words) or "it said nothing"
-            raise Trouble(f"process {self.number} ended by itself with status {self._process.wait()}: {words}")
+            status = self._process.wait()
+            raise Trouble(f"process {self.number} ended by itself with status {status}: {self.last_words}")
 
 
 class Customers:
@@ -116,12 +120,15 @@ class Customers:
     A call that nobody answered is made again under the same key, so that it cannot count twice.
     """
 
-    def __init__(self, database: Path, inbox: Inbox, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, database: Path, inbox: Inbox, *, note: Callable[[str], None], fail: Callable[[str], None]
+    ) -> None:
         self.accepted: set[str] = set()
         self.delivered: set[str] = set()
         self._database = str(database)
         self._inbox = inbox
         self._note = note
+        self._fail = fail
         self._over = threading.Event()
         self._packed: dict[str, threading.Event] = {}
         self._threads: list[threading.Thread] = []
@@ -153,7 +160,7 @@ class Customers:
             self._packed[order.order_id].wait()
             self._receive(order.order_id, transit_s)
         except UnderstudyError as error:
-            self._inbox.put(functools.partial(_raise, Trouble(f"{order.order_id}: {error}")))
+            self._inbox.put(functools.partial(self._fail, f"{order.order_id}: {error}"))
 
     def _place(self, order: Order, after_s: float) -> None:
         id_ = order.order_id
@@ -182,7 +189,3 @@ class Customers:
             except (Unavailable, TimedOut):
                 time.sleep(0.02)  # Nobody owns the database at this moment.
         return False
-
-
-def _raise(error: Exception) -> None:
-    raise error

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import queue
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,10 +19,10 @@ from typing import Final
 import attrs
 from rich.console import Console
 
-from understudy.demo_board import Board, News
-from understudy.demo_cast import Child, Customers, Inbox, Trouble
-from understudy.demo_orders import LOST_ITEM, Ledger, Order
-from understudy.demo_show import Ending, Kill, Scene, Show, open_show, report
+from understudy.demo.board import Board, News
+from understudy.demo.cast import Child, Customers, Inbox, Trouble
+from understudy.demo.orders import LOST_ITEM, Ledger, Order
+from understudy.demo.show import Ending, Kill, Scene, Show, open_show, report
 from understudy.model.errors import Damaged, UnderstudyError
 from understudy.store.connection import open_reader
 from understudy.store.reads import Readers, Reads
@@ -129,7 +128,9 @@ class Play:
         self._has_struck_parallel = False
         self._readers = Readers(str(database), lambda: open_reader(str(database)))
         self._board = Board(Reads(self._readers), orders)
-        self._customers = Customers(database, self._inbox, lambda text: self._note(text, kind="accepted"))
+        self._customers = Customers(
+            database, self._inbox, note=lambda text: self._note(text, kind="accepted"), fail=self._fail
+        )
 
     def run(self) -> Ending:
         try:
@@ -145,8 +146,7 @@ class Play:
             return self._end()
         finally:
             self._customers.close()
-            for child in self._children:
-                child.kill()
+            _kill(self._children)
             self._readers.close()
 
     def _enter(self) -> Child:
@@ -180,18 +180,22 @@ class Play:
             pass
 
     def _follow(self, news: News) -> None:
-        if (owner := self._owner()) is not None:
-            self._rulers.setdefault(self._board.epoch, owner.number)
+        numbers = {child.pid: child.number for child in self._children}
+        self._rulers.setdefault(self._board.epoch, numbers[self._board.owner_pid])
         if self._recovering is not None and news.epoch > self._recovering.epoch:
             self._recovered(self._recovering, self._rulers[news.epoch])
         self._note(f"{news.order}: {news.words}", kind="failure" if " failed" in news.words else "")
+
+    def _fail(self, why: str) -> None:
+        words = [f"process {child.number} said: {child.last_words}" for child in self._children if child.last_words]
+        raise Trouble("; ".join([why, *words]))
 
     # --- misfortune ---
 
     def _strike(self) -> None:
         """Kill the owner when its moment has come, and not before another process stands by."""
         owner = self._owner()
-        others = [child for child in self._children if child is not owner and child.stands_by]
+        others = [child for child in self._children if child is not owner and child.is_up]
         if owner is None or not others:
             return
         if owner.held is not None and owner.held.startswith(f"{self._failing}/"):
@@ -214,8 +218,7 @@ class Play:
 
     def _kill(self, why: str, *children: Child) -> None:
         at_s = self._at_s
-        for child in children:
-            child.kill()
+        _kill(children)
         victims = tuple(child.number for child in children)
         self._recovering = Kill(at_s=at_s, victims=victims, why=why, epoch=self._board.epoch)
         self._kills.append(self._recovering)
@@ -259,11 +262,13 @@ class Play:
             return "killed"
         if child is self._owner():
             return "owns"
-        return "stands by" if child.stands_by else "starts"
+        return "stands by" if child.is_up else "starts"
 
     # --- the end ---
 
     def _end(self) -> Ending:
+        self._customers.close()
+        self._hear(0)  # The last acknowledgements.
         scene = self._scene()
         for child in self._children:
             child.close()
@@ -274,11 +279,11 @@ class Play:
             rulers=self._rulers,
             accepted=len(self._customers.accepted),
             delivered=len(self._customers.delivered),
-            missing=self._missing(),
+            missing=self._missing(scene),
         )
 
-    def _missing(self) -> list[str]:
-        """Whatever was acknowledged, or seen as committed, and is not there now."""
+    def _missing(self, scene: Scene) -> list[str]:
+        """Whatever was acknowledged, or seen as committed, and is not there now; and money that is nobody's."""
         reads = self._board.reads
         stored = set(reads.ids())
         missing = [f"{id_} was accepted and is gone" for id_ in self._customers.accepted - stored]
@@ -286,6 +291,8 @@ class Play:
         missing += [f"the message to {id_} was acknowledged and is gone" for id_ in undelivered]
         if lost := self._board.lost_commits():
             missing.append(f"{lost} commits were seen and are gone")
+        if scene.money_taken != scene.money_due:
+            missing.append(f"{scene.money_taken} cents were taken from cards, but {scene.money_due} were due")
         for id_ in stored:
             try:
                 reads.check_chain(id_)
@@ -294,5 +301,9 @@ class Play:
         return missing
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _kill(children: Sequence[Child]) -> None:
+    """All at once; the owner, who is the first, last: otherwise another one could still take its place."""
+    for child in reversed(children):
+        child.kill()
+    for child in children:
+        child.bury()

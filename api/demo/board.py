@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from understudy.demo_orders import STEPS, Order, fulfil
+from understudy.demo.orders import STEPS, Order, fulfil
 from understudy.explain import Story
 from understudy.model.definition import Graph
 from understudy.model.events import (

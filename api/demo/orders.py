@@ -215,6 +215,6 @@ def say(line: str) -> None:
 
 if __name__ == "__main__":
     # Under its own name, so that what the definition says of `OutOfStock` is the same for everybody who imports it.
-    from understudy import demo_orders
+    from understudy.demo import orders
 
-    sys.exit(demo_orders.serve())
+    sys.exit(orders.serve())

@@ -1,0 +1,244 @@
+"""Real processes for tests: services that are told what to do, killed, stopped and woken up; and what must hold after.
+
+Children get the environment of the test, so that they find the package wherever the test has found it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.model.apply import fold
+from understudy.model.definition import Graph, decode_definition
+from understudy.model.events import Entry
+from understudy.model.instance import facts
+from understudy.store.connection import open_reader
+from understudy.store.loading import Loaded, load
+from understudy.store.reads import Readers, Reads
+
+CHILD = Path(__file__).with_name("child.py")
+PATIENCE_S = 60.0  # Nothing is expected to take so long, however busy the machine is.
+
+Histories = dict[str, list[Entry]]
+
+
+class Refused(Exception):
+    """A worker's call raised; `kind` is the name of the class."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Child:
+    """A service in a process of its own, and what it says."""
+
+    def __init__(self, ledger: Path, *arguments: object) -> None:
+        self.acks: list[dict[str, Any]] = []
+        self._answers: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
+        self._serving = threading.Event()
+        self._process = subprocess.Popen(
+            [sys.executable, str(CHILD), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "LEDGER": str(ledger)},
+            bufsize=0,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until_serving(self) -> None:
+        assert self._serving.wait(PATIENCE_S), "the service was never ready"
+
+    # --- orders ---
+
+    def tell(self, do: str, **parameters: Any) -> int:
+        """Order something; `answer` has what it gives."""
+        assert self._process.stdin is not None
+        number = len(self._answers) + 1
+        self._answers[number] = queue.SimpleQueue()
+        self._process.stdin.write((json.dumps({"order": number, "do": do, **parameters}) + "\n").encode())
+        return number
+
+    def answer(self, order: int) -> Any:
+        said = self._answers[order].get(timeout=PATIENCE_S)
+        assert said is not None, "the worker died before it answered"
+        if "error" in said:
+            raise Refused(said["error"], said["text"])
+        return said["value"]
+
+    def ask(self, do: str, **parameters: Any) -> Any:
+        return self.answer(self.tell(do, **parameters))
+
+    def acknowledged(self, kind: str) -> list[str]:
+        return [said["of"] for said in self.acks if said["ack"] == kind]
+
+    # --- signals ---
+
+    def kill(self) -> int:
+        """SIGKILL, and wait until nothing is left of it; the moment of the signal, on the monotonic clock."""
+        at_ns = time.monotonic_ns()
+        self._process.send_signal(signal.SIGKILL)
+        self.wait()
+        return at_ns
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def leave(self) -> int:
+        """Let it close by itself; its exit code."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self._process.wait(timeout=PATIENCE_S)
+        self._reader.join(timeout=PATIENCE_S)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return code
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as said:
+            for line in said:
+                if line.endswith(b"\n"):  # What a killed process has not said to the end it has not said.
+                    self._hear(json.loads(line))
+        for answers in list(self._answers.values()):
+            answers.put(None)
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if "answers" in said:
+            self._answers[said["answers"]].put(said)
+        elif "ack" in said:
+            self.acks.append(said)
+        else:
+            self._serving.set()
+
+
+class World:
+    """A folder with a database and a ledger, and the services that were started on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "play.db"
+        self.ledger = folder / "ledger"
+        self._children: list[Child] = []
+
+    def worker(self, *, role: str = "auto", lease_ms: int = 10_000) -> Child:
+        return self._child("worker", self.path, role, lease_ms)
+
+    def victim(self, *, seed: int) -> Child:
+        return self._child("victim", self.path, seed)
+
+    def finisher(self) -> Child:
+        return self._child("finisher", self.path)
+
+    def publisher(self, *, seed: int, is_last: bool = False) -> Child:
+        return self._child("publisher", self.path, seed, *(["last"] if is_last else []))
+
+    def _child(self, *arguments: object) -> Child:
+        child = Child(self.ledger, *arguments)
+        self._children.append(child)
+        child.wait_until_serving()
+        return child
+
+    def end(self) -> None:
+        for child in self._children:
+            if child.is_alive:
+                child.kill()
+            child.wait()
+
+    # --- the outside world ---
+
+    def open_gate(self) -> None:
+        Path(f"{self.ledger}.gate").touch()
+
+    def effects(self) -> list[tuple[str, str, str]]:
+        """What has happened: effect, key and instance, as often as it has happened."""
+        lines = self.ledger.read_text().splitlines() if self.ledger.exists() else []
+        return [(effect, key, instance) for effect, key, instance, _attempt in map(str.split, lines)]
+
+    def told(self) -> list[tuple[str, int]]:
+        """What a subscriber was told: instance and number of the commit, as often as it was told."""
+        file = Path(f"{self.ledger}.told")
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(instance, int(n)) for instance, n, _seq in map(str.split, lines)]
+
+    # --- the database ---
+
+    @contextmanager
+    def reads(self) -> Iterator[Reads]:
+        readers = Readers(str(self.path), lambda: open_reader(str(self.path)))
+        try:
+            yield Reads(readers)
+        finally:
+            readers.close()
+
+    def audit(self) -> Histories:
+        """All histories, after it was checked that each is unbroken and folds to what is stored."""
+        with self.reads() as reads:
+            records = {id: reads.check_chain(id) for id in reads.ids()}
+            histories = {id: [entry for record in chain for entry in record.entries] for id, chain in records.items()}
+            found = self._load(reads, list(histories))
+        for id, entries in histories.items():
+            loaded = found[id]
+            assert isinstance(loaded, Loaded), loaded
+            assert facts(fold(entries)) == facts(loaded.instance), id
+        return histories
+
+    def _load(self, reads: Reads, ids: list[str]) -> dict[str, Any]:
+        def graph(no: int) -> Graph:
+            row = reads.definition(no)
+            assert row is not None, no
+            return Graph(decode_definition(row[0]), version=row[1], no=no)
+
+        graphs = {no: graph(no) for no, _name, _version, _digest in reads.definitions()}
+        database = open_reader(str(self.path))
+        try:
+            return dict(load(database.connection(), ids, graphs.__getitem__))
+        finally:
+            database.close()
+
+
+def wait_for(condition: Callable[[], Any], what: str = "what is waited for") -> Any:
+    """What the condition gives, once that is true: for what only another thread or process can bring about."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        time.sleep(0.001)
+    return found
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    return wait_for
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.end()
