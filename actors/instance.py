@@ -19,7 +19,8 @@ from understudy.actors.clock import Clock
 from understudy.actors.directory import Directory, Heritage
 from understudy.actors.dispatcher import PooledActor, PooledRef, Scheduler
 from understudy.actors.handlers import attempt_key
-from understudy.actors.messages import Arm, Committed, Drain, Forget, NotCommitted, Order, Unsure, Wake, Write
+from understudy.actors.messages import Arm, Committed, Drain, Forget, NotCommitted, Order, Run, Unsure, Wake, Write
+from understudy.actors.promise import Promise
 from understudy.model import commands as c
 from understudy.model import effects as fx
 from understudy.model.decide import Decision, decide, outstanding
@@ -30,6 +31,7 @@ from understudy.model.instance import Fault, Instance, Token
 from understudy.model.states import Status, TokenStatus
 from understudy.store.commit import Answered, Stored, pack
 from understudy.store.loading import Loaded, Posted
+from understudy.store.operations import Recall
 from understudy.store.writer import Refused
 
 TOGETHER: Final = 64  # Commands decided into one commit.
@@ -216,7 +218,16 @@ class InstanceActor(PooledActor):
                 self._carry_out(effect)
             if type(command) is c.Recover:
                 self._begin_unbegun()
-            _answer(order, decision.refusal, decision.answer)
+            if decision.refusal is not None and command.key and order.answer is not None:
+                self._answer_first(order, decision.refusal)
+            else:
+                _answer(order, decision.refusal, decision.answer)
+
+    def _answer_first(self, order: Order, refusal: UnderstudyError) -> None:
+        """Refused now, but the same command may have been carried out before: then its first answer stands."""
+        recalled: Promise[Any] = Promise()
+        recalled.add_done_callback(lambda _: _answer_recalled(order, refusal, recalled))
+        self._services.persistence.tell(Run(Recall(order.command.key), recalled))
 
     def _returned(self, command: c.CompleteTask | c.FailTask) -> None:
         out = self._out.get(command.token)
@@ -277,10 +288,7 @@ class InstanceActor(PooledActor):
         command = order.command
         first = refused.first.get(command.key) if command.key else None
         if first is not None:
-            if first.digest == command.digest:
-                _answer(order, None, msgspec.json.decode(first.answer))
-            else:
-                _answer(order, Conflict(f"the key {command.key!r} was used before with other content"))
+            _answer_as_before(order, first)
             return True
         if refused.reason == "missing":
             return type(command) is c.Deliver  # The message went elsewhere; the store says where.
@@ -411,6 +419,22 @@ def forget(services: Services, no: int) -> None:
 
 def _deliver(posted: Posted, now_ms: int) -> c.Deliver:
     return c.Deliver(at_ms=now_ms, message=posted.no, wait=posted.wait, payload=posted.payload)
+
+
+def _answer_recalled(order: Order, refusal: UnderstudyError, recalled: Promise[Any]) -> None:
+    first: Answered | None = None if recalled.error is not None else recalled.get()
+    if first is None:
+        _answer(order, refusal)
+    else:
+        _answer_as_before(order, first)
+
+
+def _answer_as_before(order: Order, first: Answered) -> None:
+    """A key stands for one command: the same content gets the first answer, other content none."""
+    if first.digest == order.command.digest:
+        _answer(order, None, msgspec.json.decode(first.answer))
+    else:
+        _answer(order, Conflict(f"the key {order.command.key!r} was used before with other content"))
 
 
 def _answer(order: Order, error: UnderstudyError | None, value: Any = None) -> None:

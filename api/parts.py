@@ -247,16 +247,28 @@ class Casting:
             return None
         with owner_file.election(timeout_s=election_s), contextlib.ExitStack() as undo:
             epoch, beat, left = self._last_owner()
-            if owner_file.is_alive(epoch) and not self._hangs(epoch, beat):
+            is_alive = owner_file.is_alive(epoch)
+            if is_alive and not self._hangs(epoch, beat):
                 return None
             owner_file.hold(epoch + 1)
             undo.callback(owner_file.let_go)
             writer = Writer(self._path, self._settings)
             undo.callback(writer.close)
-            writer.take_over(f"{socket.gethostname()}:{os.getpid()}", after_epoch=epoch)
+            try:
+                writer.take_over(f"{socket.gethostname()}:{os.getpid()}", after_epoch=epoch)
+            except Unavailable as error:
+                if not is_alive:
+                    raise
+                raise self._locked_out(error) from error
             owner = open_owner(self._make(writer, left), self._reads, owner_file, role=self._role)
             undo.pop_all()
         return owner
+
+    def _locked_out(self, error: Unavailable) -> Unavailable:
+        """A process that was stopped inside a transaction keeps SQLite's lock, and only its end frees that."""
+        address = self._owner_file.address()
+        who = "its owner" if address is None else f"its owner, process {address.pid},"
+        return Unavailable(f"{self._path} cannot be taken over ({error}): {who} hangs inside a write; end that process")
 
     def _last_owner(self) -> tuple[int, int, frozenset[str] | None]:
         """Its epoch, its beat and, if it left in good order, what it left running."""

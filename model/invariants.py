@@ -188,7 +188,9 @@ def _joins(subject: Subject) -> Iterator[str]:
                     taken.setdefault((scope, node), []).append(edge)
                 elif node in joins and how == "done" and event.token not in stopped:
                     inputs = sorted([*taken.pop((scope, node), []), edge])
-                    if event.token not in resting or inputs != joins[node]:
+                    if event.token not in resting:
+                        yield f"token {event.token} has passed the join {node} without waiting there"
+                    elif inputs != joins[node]:
                         yield f"the join {node} let token {event.token} go for {inputs}, not for {joins[node]}"
                 resting.discard(event.token)
                 stopped.discard(event.token)
@@ -365,7 +367,11 @@ class _Undos:
         return not self.failing.isdisjoint(self.around(scope))
 
     def add(self, scope: int, undos: list[int]) -> None:
-        self.pending[scope] = sorted([*self.pending.get(scope, ()), *undos])
+        pending = self.pending.setdefault(scope, [])
+        is_sorted = not (pending and undos) or pending[-1] < undos[0]
+        pending.extend(undos)
+        if not is_sorted:
+            pending.sort()
         self.scope_of.update(dict.fromkeys(undos, scope))
 
 
@@ -552,8 +558,10 @@ def _outcome(subject: Subject) -> Iterator[str]:
         elif kind is e.InstanceEnded:
             ended = event.outcome
             due = {begun} if begun else {Outcome.COMPLETED, Outcome.TERMINATED}
-            if ended not in due or (fails and begun is None):
-                yield f"it ended as {ended.value}, although it was to end as {begun.value if begun else 'failed'}"
+            if ended not in due:
+                yield f"it ended as {ended.value}, not as {' or '.join(sorted(outcome.value for outcome in due))}"
+            elif fails and begun is None:
+                yield f"it ended as {ended.value}, although a saga of it has failed"
     if ended is not subject.instance.outcome:
         yield f"its outcome is {subject.instance.outcome}, but by its events {ended}"
 

@@ -13,6 +13,7 @@ import msgspec
 
 from understudy.model.definition import Definition
 from understudy.model.errors import Conflict, Rejected
+from understudy.store.commit import Answered
 
 
 @attrs.frozen
@@ -67,6 +68,19 @@ class Leave:
     def run(self, connection: Any) -> None:
         left = msgspec.json.encode(sorted(self.unfinished)).decode()
         connection.execute("UPDATE owner SET holder = '', address = ? WHERE partition = 0", (left,))
+
+
+@attrs.frozen
+class Recall:
+    """What was answered under a key before, if anything was."""
+
+    key: str
+
+    def run(self, connection: Any) -> Answered | None:
+        row = connection.execute(
+            "SELECT key, digest, answer, expires_ms FROM request WHERE key = ?", (self.key,)
+        ).fetchone()
+        return None if row is None else Answered(*row)
 
 
 @attrs.frozen

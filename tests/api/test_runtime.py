@@ -239,7 +239,6 @@ def test_a_repeated_command_with_its_request_key_gets_the_first_answer(runtime: 
     assert order.state.kept == 1
 
 
-@pytest.mark.xfail(reason="a refusal is answered before anybody looks whether the key was answered before")
 def test_a_repeated_command_gets_the_first_answer_also_when_that_has_ended_the_instance(runtime: Runtime) -> None:
     order = runtime.start(waiting)
 

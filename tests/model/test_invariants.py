@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import attrs
 import msgspec
-from hypothesis import event, given, note, settings
+import pytest
+from hypothesis import currently_in_test_context, event, given, note, settings
 from hypothesis import strategies as st
 
 from understudy.model import commands as c
@@ -20,7 +22,7 @@ from understudy.model.apply import fold
 from understudy.model.decide import Decision, decide, outstanding
 from understudy.model.definition import Definition, Edge, Graph, Node
 from understudy.model.instance import Fault, Instance, Token, facts
-from understudy.model.invariants import Mark, Subject, examine
+from understudy.model.invariants import INVARIANTS, Mark, Subject, examine
 from understudy.model.kinds import (
     Choice,
     End,
@@ -37,7 +39,7 @@ from understudy.model.kinds import (
     UndoTask,
 )
 from understudy.model.retry import Backoff
-from understudy.model.states import Status, TokenStatus
+from understudy.model.states import Outcome, Status, TokenStatus
 from understudy.model.validation import problems
 
 ROUNDS = 2  # Of each loop.
@@ -260,8 +262,8 @@ def read_back(instance: Instance, graph: Graph) -> Instance:
 class World:
     """One instance and everything around it. Every command goes through `tell`, which checks what must hold."""
 
-    def __init__(self, draft: Draft, x: int) -> None:
-        self.graph = Graph(draft.definition)
+    def __init__(self, definition: Definition, *, x: int = 0, counters: Sequence[str] = ()) -> None:
+        self.graph = Graph(definition)
         self.instance = Instance()
         self.history: list[e.Entry] = []
         self.now_ms = 1_000
@@ -271,7 +273,7 @@ class World:
         self.fired: list[int] = []
         self.is_draining = False
         self.published = 0
-        variables = {"x": str(x), **dict.fromkeys(draft.counters, "0")}
+        variables = {"x": str(x), **dict.fromkeys(counters, "0")}
         self.tell(c.Start(at_ms=self.now_ms, id="i", given_digest="", variables=variables))
 
     def tell(self, command: c.AnyCommand) -> Decision:
@@ -283,17 +285,21 @@ class World:
         again = decide(twin, self.graph, command, go_on=not self.is_draining)
         assert (again.entry, again.effects, again.answer) == (decision.entry, decision.effects, decision.answer)
         assert facts(twin) == facts(self.instance)
-        note(f"{command} -> {decision.refusal or decision.answer}")
+        self._note(f"{command} -> {decision.refusal or decision.answer}")
         if decision.entry is None:
             assert facts(self.instance) == before
         else:
             assert decision.refusal is None
             assert not (self.is_draining and any(isinstance(each, BEGINNINGS) for each in decision.entry.events))
             self.history.append(decision.entry)
-            note("\n".join(f"    {each}" for each in decision.entry.events))
+            self._note("\n".join(f"    {each}" for each in decision.entry.events))
         self._carry_out(decision)
         self._check()
         return decision
+
+    def _note(self, text: str) -> None:
+        if currently_in_test_context():
+            note(text)
 
     def _carry_out(self, decision: Decision) -> None:
         for effect in decision.effects:
@@ -506,7 +512,7 @@ def test_every_invariant_holds_after_every_command_and_every_instance_can_be_bro
 ) -> None:
     draft = Draft(Tape(process))
     assert problems(draft.definition) == []
-    world = World(draft, x)
+    world = World(draft.definition, x=x, counters=draft.counters)
 
     for action, numbers in zip(schedule[::2], schedule[1::2], strict=False):
         getattr(world, ACTIONS[action % len(ACTIONS)])(numbers // 4 % 6, numbers % 4)
@@ -516,3 +522,160 @@ def test_every_invariant_holds_after_every_command_and_every_instance_can_be_bro
     event(f"outcome {world.instance.outcome.value}")
     for kind in {type(each).__name__ for entry in world.history for each in entry.events}:
         event(kind)
+
+
+# --- the invariants notice what they are for --------------------------------------------------------------------------
+
+
+def _sample() -> Definition:
+    """A saga with two branches, a timer and a step that may fail: everything that can break exists in it."""
+    nodes = (
+        Start(id="start"),
+        Saga(id="saga"),
+        Start(id="in", within="saga"),
+        Fork(id="fork", within="saga"),
+        Task(id="a", within="saga", handler="a", undo=UndoTask(handler="undo")),
+        Task(id="b", within="saga", handler="b", undo=UndoTask(handler="undo")),
+        Join(id="join", within="saga"),
+        Timer(id="timer", within="saga", after="'3s'"),
+        Task(id="c", within="saga", handler="c"),
+        End(id="out", within="saga"),
+        End(id="end"),
+    )
+    ways = (
+        "start saga",
+        "in fork",
+        "fork a",
+        "fork b",
+        "a join",
+        "b join",
+        "join timer",
+        "timer c",
+        "c out",
+        "saga end",
+    )
+    edges = tuple(Edge(id=way, source=way.split()[0], target=way.split()[1]) for way in ways)
+    return Definition(name="p", nodes=nodes, edges=edges, open_inputs=True)
+
+
+def _played(*, until: int) -> Subject:
+    """The saga fails at its last step and is undone; `until` is the number of entries to keep."""
+    world = World(_sample())
+    world.complete(0, 0)
+    world.complete(0, 0)
+    world.fire(0, 0)
+    world.fail(0, 1)
+    world.complete(0, 0)
+    world.complete(0, 0)
+    assert world.instance.outcome is Outcome.FAILED
+    history = tuple(world.history[:until])
+    marks = tuple(Mark(n, 1) for n in range(1, until + 1))
+    return Subject(instance=fold(history), graph=world.graph, history=history, marks=marks, version=until)
+
+
+def _without(history: tuple[e.Entry, ...], kind: type[e.Event], *, nth: int = 0) -> tuple[e.Entry, ...]:
+    """The history as it would be if one event had not happened."""
+    places = [(n, event) for n, entry in enumerate(history) for event in entry.events if type(event) is kind]
+    number, gone = places[nth]
+    kept = [event for event in history[number].events if event is not gone]
+    return (*history[:number], msgspec.structs.replace(history[number], events=kept), *history[number + 1 :])
+
+
+def _twice(history: tuple[e.Entry, ...], kind: type[e.Event], **changes: Any) -> tuple[e.Entry, ...]:
+    """The history as it would be if the last event of a kind had happened twice, the second time a little otherwise."""
+    places = [(n, event) for n, entry in enumerate(history) for event in entry.events if type(event) is kind]
+    number, again = places[-1]
+    events = [*history[number].events, msgspec.structs.replace(again, **changes)]
+    return (*history[:number], msgspec.structs.replace(history[number], events=events), *history[number + 1 :])
+
+
+def _instead(history: tuple[e.Entry, ...], kind: type[e.Event], **changes: Any) -> tuple[e.Entry, ...]:
+    """The history as it would be if all events of a kind had been others."""
+
+    def changed(event: e.AnyEvent) -> e.AnyEvent:
+        return msgspec.structs.replace(event, **changes) if type(event) is kind else event
+
+    return tuple(msgspec.structs.replace(entry, events=[changed(each) for each in entry.events]) for entry in history)
+
+
+def _earlier(history: tuple[e.Entry, ...]) -> tuple[e.Entry, ...]:
+    return tuple(msgspec.structs.replace(entry, at_ms=min(entry.at_ms, 3_999)) for entry in history)
+
+
+def _changed(subject: Subject, act: Callable[[Instance], object]) -> Subject:
+    act(subject.instance)
+    return subject
+
+
+def _with(subject: Subject, change: Callable[[tuple[e.Entry, ...]], tuple[e.Entry, ...]]) -> Subject:
+    return attrs.evolve(subject, history=change(subject.history))
+
+
+def _undo_marks(instance: Instance) -> None:
+    first, second = instance.undos.values()
+    instance.undos.put(first.id, msgspec.structs.replace(second, id=first.id))
+
+
+WRONG: dict[str, tuple[str, Callable[[], Subject]]] = {
+    "a token ends twice": ("I1", lambda: _with(_played(until=7), lambda h: _twice(h, e.TokenEnded))),
+    "a token is forgotten": ("I1", lambda: _changed(_played(until=2), lambda i: i.drop_token(3))),
+    "a scope closes too early": ("I1", lambda: _with(_played(until=7), lambda h: _without(h, e.TokenEnded, nth=2))),
+    "a commit is missing": ("I2", lambda: attrs.evolve(_played(until=3), marks=(Mark(1, 1), Mark(3, 1)))),
+    "the version is another": ("I2", lambda: attrs.evolve(_played(until=3), version=2)),
+    "a key is used twice": (
+        "I2",
+        lambda: _with(_played(until=3), lambda h: tuple(msgspec.structs.replace(entry, key="k") for entry in h)),
+    ),
+    "a join does not wait": ("I4", lambda: _with(_played(until=4), lambda h: _without(h, e.TokenRested, nth=2))),
+    "a join takes only one": ("I4", lambda: _with(_played(until=4), lambda h: _without(h, e.TokenEnded))),
+    "a join forgets": ("I4", lambda: _changed(_played(until=2), lambda i: i.arrived.clear())),
+    "a success without an undo": ("I5", lambda: _with(_played(until=3), lambda h: _without(h, e.UndoRecorded))),
+    "an undo without a success": (
+        "I5",
+        lambda: _with(_played(until=3), lambda h: _twice(h, e.UndoRecorded, undo=99)),
+    ),
+    "undone in the wrong order": ("I5", lambda: _with(_played(until=5), lambda h: _instead(h, e.UndoStarted, undo=7))),
+    "an undo is left out": ("I5", lambda: _with(_played(until=7), lambda h: _without(h, e.UndoFinished))),
+    "a timer is early": ("I6", lambda: _with(_played(until=4), _earlier)),
+    "a wait is consumed twice": ("I6", lambda: _with(_played(until=4), lambda h: _twice(h, e.WaitConsumed))),
+    "a wait is left out": ("I6", lambda: _changed(_played(until=3), lambda i: i.waits.clear())),
+    "an epoch goes back": ("I9", lambda: attrs.evolve(_played(until=2), marks=(Mark(1, 2), Mark(2, 1)))),
+    "an id is given twice": ("I9", lambda: _with(_played(until=1), lambda h: _twice(h, e.TokenCreated))),
+    "a row is changed": ("I11", lambda: _changed(_played(until=3), _undo_marks)),
+    "an event is lost": ("I11", lambda: _with(_played(until=4), lambda h: _without(h, e.WaitOpened))),
+    "a token waits for nothing": ("I14", lambda: _changed(_played(until=3), lambda i: i.drop_waits(3))),
+    "a scope has nothing to come": ("I14", lambda: _changed(_played(until=3), lambda i: i.drop_token(3))),
+    "an end without an outcome": ("S1", lambda: _changed(_played(until=7), lambda i: setattr(i, "outcome", None))),
+    "an end of another kind": ("S1", lambda: _with(_played(until=7), lambda h: _without(h, e.EndingBegun))),
+    "an end as if nothing had failed": (
+        "S1",
+        lambda: _with(
+            _played(until=7),
+            lambda h: _instead(_without(h, e.EndingBegun), e.InstanceEnded, outcome=Outcome.COMPLETED),
+        ),
+    ),
+    "an attempt ends twice": ("S2", lambda: _with(_played(until=2), lambda h: _twice(h, e.TaskCompleted))),
+    "something begins during a pause": (
+        "S2",
+        lambda: _with(
+            _played(until=1),
+            lambda h: (msgspec.structs.replace(h[0], events=[h[0].events[0], e.InstancePaused(), *h[0].events[1:]]),),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_each_invariant_notices_what_it_is_for(wrong: str) -> None:
+    id_, subject = WRONG[wrong]
+
+    found = INVARIANTS[id_].check(subject())
+
+    assert [violation.id for violation in found] != []
+    assert all(violation.message and violation.instance == "i" for violation in found)
+
+
+def test_every_invariant_is_seen_to_fail_and_none_fails_without_a_reason() -> None:
+    assert {id_ for id_, _ in WRONG.values()} == set(INVARIANTS)
+    for until in range(1, 8):
+        assert examine(_played(until=until)) == []

@@ -9,6 +9,7 @@ import json
 import os
 import queue
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -103,7 +104,9 @@ class Child:
         return at_ns
 
     def stop(self) -> None:
+        """SIGSTOP, and wait until it stands still."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def wake(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -164,6 +167,24 @@ class World:
         self._children.append(child)
         child.wait_until_serving()
         return child
+
+    def stop(self, child: Child) -> None:
+        """Stop a service outside of its writes: one that stands still inside keeps SQLite's own lock."""
+        child.stop()
+        while self._is_locked():
+            child.wake()
+            child.stop()
+
+    def _is_locked(self) -> bool:
+        database = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            database.close()
+        return False
 
     def end(self) -> None:
         for child in self._children:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.process.conftest import Histories, World
 
-LIVES = 24
+LIVES = 22
 PARCELS = 250  # Started in the first life; the others start more.
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tests.process.conftest import Child, World
 
 Eventually = Callable[..., Any]
-LEASE_MS = 400
+LEASE_MS = 800
 
 
 def test_a_stopped_owner_is_replaced_and_commits_nothing_when_it_wakes_up(world: World, eventually: Eventually) -> None:
@@ -19,7 +19,7 @@ def test_a_stopped_owner_is_replaced_and_commits_nothing_when_it_wakes_up(world:
     eventually(world.effects, "the handler has begun")
     assert (old.ask("is_owner"), new.ask("is_owner")) == (True, False)
 
-    _replace(old, new, eventually)
+    _replace(world, old, new, eventually)
     with world.reads() as reads:
         _holder, epoch, _beat = reads.owner()
         takeover = reads.last_seq()
@@ -39,7 +39,7 @@ def test_one_who_wants_to_own_or_nothing_is_fenced_when_it_wakes_up(world: World
     old = world.worker(role="owner", lease_ms=LEASE_MS)
     new = world.worker(lease_ms=LEASE_MS)
 
-    _replace(old, new, eventually)
+    _replace(world, old, new, eventually)
     asked = [old.tell("start", id=f"late-{n}", process="parcel", number=n) for n in range(20)]
     old.wake()
 
@@ -50,7 +50,7 @@ def test_one_who_wants_to_own_or_nothing_is_fenced_when_it_wakes_up(world: World
 def test_a_process_that_comes_while_the_owner_hangs_takes_over_after_a_lease(world: World) -> None:
     old = world.worker(lease_ms=LEASE_MS)
     old.ask("start", id="parcel", process="parcel", number=7)
-    old.stop()
+    world.stop(old)
 
     new = world.worker(lease_ms=LEASE_MS)
 
@@ -65,7 +65,7 @@ def test_the_other_clients_of_a_hung_owner_go_to_the_new_one(world: World, event
     old = world.worker(lease_ms=LEASE_MS)
     others = [world.worker(lease_ms=LEASE_MS) for _ in range(3)]
 
-    old.stop()
+    world.stop(old)
     asked = [other.tell("start", id=f"by-{n}", process="parcel", number=n) for n, other in enumerate(others)]
 
     assert [other.answer(order) for other, order in zip(others, asked, strict=True)] == ["by-0", "by-1", "by-2"]
@@ -73,23 +73,10 @@ def test_the_other_clients_of_a_hung_owner_go_to_the_new_one(world: World, event
     old.wake()
 
 
-def _replace(old: Child, new: Child, eventually: Eventually) -> None:
-    """Stop the old owner until the new one has taken over.
-
-    Who is stopped in the middle of a write keeps SQLite's own lock, and nobody can help that: then once more.
-    """
-    old.stop()
-    tries = 0
-
-    def has_taken_over() -> bool:
-        nonlocal tries
-        tries += 1
-        if tries % 5_000 == 0:
-            old.wake()
-            old.stop()
-        return bool(new.ask("is_owner"))
-
-    eventually(has_taken_over, "the new owner")
+def _replace(world: World, old: Child, new: Child, eventually: Eventually) -> None:
+    """Stop the old owner until the new one has taken over."""
+    world.stop(old)
+    eventually(lambda: new.ask("is_owner"), "the new owner")
 
 
 def _outcome(worker: Child, order: int) -> str:
