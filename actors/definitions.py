@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from understudy.model.definition import Graph, decode_definition
 from understudy.model.errors import Damaged
+from understudy.model.values import digest
 
 
 class Definitions:
-    """Safe to use from any thread. `read` gives the body and version of a definition's row, or None."""
+    """Safe to use from any thread. `read` gives a definition's body, version and digest, or None."""
 
-    def __init__(self, read: Callable[[int], tuple[str, int] | None]) -> None:
+    def __init__(self, read: Callable[[int], tuple[str, int, str] | None]) -> None:
         self._read = read
         self._graphs: dict[int, Graph] = {}
         self._lock = threading.Lock()
@@ -28,6 +29,8 @@ class Definitions:
         row = self._read(no)
         if row is None:
             raise Damaged(f"definition {no} is not in the database; restore a backup")
-        body, version = row
+        body, version, written = row
+        if digest(body) != written:
+            raise Damaged(f"definition {no} is not what was deployed (digest); restore a backup")
         self.add(Graph(decode_definition(body), version=version, no=no))
         return self._graphs[no]

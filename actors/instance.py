@@ -57,6 +57,7 @@ class Services:
     is_draining: bool = False
     is_recovered: bool = False  # Whether everything that a former life has left was brought back.
     lost: UnderstudyError | None = None  # Why nothing can be committed any more.
+    is_sure: Callable[[], bool] = lambda: True  # Whether nobody can have replaced us since we last looked.
     troubles: dict[str, int] = attrs.field(factory=dict)  # How many activations in a row have failed.
 
 
@@ -218,15 +219,22 @@ class InstanceActor(PooledActor):
                 self._carry_out(effect)
             if type(command) is c.Recover:
                 self._begin_unbegun()
-            if decision.refusal is not None and command.key and order.answer is not None:
-                self._answer_first(order, decision.refusal)
+            if decision.entry is None and order.answer is not None and self._must_ask(order, decision):
+                self._answer_after(order, decision)
             else:
                 _answer(order, decision.refusal, decision.answer)
 
-    def _answer_first(self, order: Order, refusal: UnderstudyError) -> None:
-        """Refused now, but the same command may have been carried out before: then its first answer stands."""
+    def _must_ask(self, order: Order, decision: Decision) -> bool:
+        """Whether an answer that rests on no commit is to be confirmed by the writer.
+
+        A command that is refused now may have been carried out under its key before: then its first answer stands. And
+        whoever may have been replaced while it stood still must not answer from memory.
+        """
+        return bool(decision.refusal is not None and order.command.key) or not self._services.is_sure()
+
+    def _answer_after(self, order: Order, decision: Decision) -> None:
         recalled: Promise[Any] = Promise()
-        recalled.add_done_callback(lambda _: _answer_recalled(order, refusal, recalled))
+        recalled.add_done_callback(lambda _: _answer_recalled(order, decision, recalled))
         self._services.persistence.tell(Run(Recall(order.command.key), recalled))
 
     def _returned(self, command: c.CompleteTask | c.FailTask) -> None:
@@ -239,8 +247,8 @@ class InstanceActor(PooledActor):
         if type(effect) is fx.RunTask:
             if not self._is_awaited(effect):
                 return  # A later command of the same commit has ended it.
-            self._out[effect.token] = fx.CancelTask(effect.token, effect.task, effect.attempt)
             services.release(self._name, effect, self._stored.no)
+            self._out[effect.token] = fx.CancelTask(effect.token, effect.task, effect.attempt)
         elif type(effect) is fx.ArmTimer:
             services.supervisor.tell(Arm(self._name, effect.wait, effect.due_ms))
         elif type(effect) is fx.CancelTask:
@@ -421,12 +429,15 @@ def _deliver(posted: Posted, now_ms: int) -> c.Deliver:
     return c.Deliver(at_ms=now_ms, message=posted.no, wait=posted.wait, payload=posted.payload)
 
 
-def _answer_recalled(order: Order, refusal: UnderstudyError, recalled: Promise[Any]) -> None:
-    first: Answered | None = None if recalled.error is not None else recalled.get()
-    if first is None:
-        _answer(order, refusal)
-    else:
+def _answer_recalled(order: Order, decision: Decision, recalled: Promise[Any]) -> None:
+    error = recalled.error
+    first: Answered | None = None if error is not None else recalled.get()
+    if isinstance(error, UnderstudyError):
+        _answer(order, error)
+    elif first is not None:
         _answer_as_before(order, first)
+    else:
+        _answer(order, decision.refusal, decision.answer)
 
 
 def _answer_as_before(order: Order, first: Answered) -> None:

@@ -110,6 +110,7 @@ class System:
         self.lost: Callable[[str], None] = _nothing  # Called once when nothing can be committed here any more.
         self._closed = False
         self._beaten: Promise[Any] | None = None
+        self._sure_s = time.monotonic()  # When the last beat that is known to have landed was sent.
         self._activations = itertools.count(1)
         self._door = _Door(limits.in_flight, limits.patience_ms / 1_000 if ports.driver is None else 0)
         self._reader = writer.database if writer.path == MEMORY else open_reader(writer.path)
@@ -143,6 +144,7 @@ class System:
             epoch=self.writer.epoch,
             keep_answers_ms=limits.keep_answers_ms,
             left=left,
+            is_sure=self._is_sure,
         )
         supervisor.services = self.services
         supervisor.loader = self.loader
@@ -190,7 +192,16 @@ class System:
         """Show those who wait to take over a sign of life, unless the last one is still on its way."""
         if self._beaten is None or self._beaten.done:
             self._beaten = self.promise()
+            self._beaten.add_done_callback(partial(self._heard, time.monotonic()))
             self.persistence.tell(Run(Beat(), self._beaten))
+
+    def _heard(self, sent_s: float, beaten: Promise[Any]) -> None:
+        if beaten.error is None:
+            self._sure_s = sent_s
+
+    def _is_sure(self) -> bool:
+        """Nobody takes over from an owner whose beat they have seen move within a lease."""
+        return self.ports.driver is not None or time.monotonic() - self._sure_s < self.limits.lease_ms / 1_000
 
     def _admitted(self) -> Promise[Any]:
         self._check()
@@ -242,9 +253,10 @@ class System:
             self.watch.wake_all()
             self.lost(reason)
 
-    def _read_definition(self, no: int) -> tuple[str, int] | None:
-        row = self._reader.connection().execute("SELECT body, version FROM definition WHERE no = ?", (no,)).fetchone()
-        return None if row is None else (row[0], row[1])
+    def _read_definition(self, no: int) -> tuple[str, int, str] | None:
+        connection = self._reader.connection()
+        row = connection.execute("SELECT body, version, digest FROM definition WHERE no = ?", (no,)).fetchone()
+        return None if row is None else (row[0], row[1], row[2])
 
     # --- the end ---
 
@@ -302,13 +314,14 @@ class System:
         gone = Closed("this Runtime was closed before it came to this; nothing was done")
         self.services.lost = self.services.lost or gone
         self.directory.close()
+        self.ports.clock.stop()
+        self.ports.reading.stop(SETTLE_S)
+        if self._reader is not self.writer.database:
+            self._reader.close()  # The writer is the last to close: only then SQLite folds the log into the file.
         with contextlib.suppress(*_NO_ANSWER):
             self.persistence.stop(block=False).get(timeout=SETTLE_S)
-        self.ports.clock.stop()
-        for port in (self.ports.instances, self.ports.reading, self.ports.persistence):
-            port.stop(SETTLE_S)
-        if self._reader is not self.writer.database:
-            self._reader.close()
+        self.ports.instances.stop(SETTLE_S)
+        self.ports.persistence.stop(SETTLE_S)
         self._door.close(OutcomeUnknown("this Runtime was closed before it could answer; look, or ask again"))
         self.watch.wake_all()
 

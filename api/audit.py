@@ -114,9 +114,8 @@ class _Walk:
             progress(self.read, total)
 
     def _page(self, ids: list[str]) -> Iterator[Violation]:
-        readers = self._reads._readers
-        with explained(readers.path):
-            found = load(readers.database().connection(), ids, self._graph) if ids else {}
+        with explained(self._reads.path):
+            found = load(self._reads.connection(), ids, self._graph) if ids else {}
         for id_ in ids:
             self.read += 1
             loaded = found.get(id_)
@@ -175,11 +174,11 @@ class _Walk:
 
 
 def _pages(reads: Reads) -> Iterator[str]:
-    return (row[0] for row in reads._rows("PRAGMA quick_check(20)") if row[0] != "ok")
+    return (row[0] for row in reads.rows("PRAGMA quick_check(20)") if row[0] != "ok")
 
 
 def _references(reads: Reads) -> Iterator[str]:
-    for table, row, parent, _key in reads._rows("PRAGMA foreign_key_check"):
+    for table, row, parent, _key in reads.rows("PRAGMA foreign_key_check"):
         yield f"a row of {table} ({row}) refers to one of {parent} that is not there"
 
 
@@ -200,7 +199,7 @@ def _tail(reads: Reads) -> Iterator[str]:
 
 
 def _stray_commits(reads: Reads) -> Iterator[str]:
-    for name, version, rows in reads._rows(_STRAYS):
+    for name, version, rows in reads.rows(_STRAYS):
         if name is None:
             yield f"{rows} commits belong to no instance"
         else:
@@ -208,12 +207,12 @@ def _stray_commits(reads: Reads) -> Iterator[str]:
 
 
 def _assignments(reads: Reads) -> Iterator[str]:
-    for message, name, instance, wait in reads._rows(_ASTRAY):
+    for message, name, instance, wait in reads.rows(_ASTRAY):
         yield f"message {message} ({name}) is assigned to wait {wait} of {instance}, which does not wait for it"
 
 
 def _recorded_results(reads: Reads) -> Iterator[str]:
-    for instance, task in reads._rows(_LEFT_OVER):
+    for instance, task in reads.rows(_LEFT_OVER):
         yield f"the result of task {task} of {instance} is recorded, but nobody will use it"
 
 

@@ -246,7 +246,7 @@ class _Contents:
 
     def _incidents(self) -> Iterator[Finding]:
         count = self._number("SELECT count(*) FROM incident")
-        for id_, incident, node, code, detail, since_ms in self._reads._rows(_INCIDENTS, (MOST_SHOWN,)):
+        for id_, incident, node, code, detail, since_ms in self._reads.rows(_INCIDENTS, (MOST_SHOWN,)):
             age = show_duration(max(0, self._now_ms - since_ms))
             yield _problem(
                 f"incident {incident} of {id_} at {node} since {age}, {code}: {detail}",
@@ -260,7 +260,7 @@ class _Contents:
             yield _ok("no incident is open")
 
     def _timers(self) -> Iterator[Finding]:
-        count, oldest_ms = self._reads._rows(_OVERDUE, (self._now_ms - OVERDUE_MS,))[0]
+        count, oldest_ms = self._reads.rows(_OVERDUE, (self._now_ms - OVERDUE_MS,))[0]
         if count == 0:
             yield _ok("no timer is overdue")
             return
@@ -300,7 +300,7 @@ class _Contents:
                 yield _warning(what, f"it is tried again at {show_moment(due_ms)}")
 
     def _number(self, statement: str) -> int:
-        return int(self._reads._rows(statement)[0][0])
+        return int(self._reads.rows(statement)[0][0])
 
 
 def _health(address: Address) -> str:

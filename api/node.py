@@ -328,6 +328,7 @@ class Node:
         for call in parked:
             call.reject(Closed())
         self._say_changed()
+        self._readers.close()  # Before the writer, which then leaves one file behind; who still reads opens anew.
         finished = part is None or part.close(timeout_s=timeout_s)
         keeper = self._keeper
         if keeper is not None and keeper is not threading.current_thread():

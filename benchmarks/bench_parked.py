@@ -1,7 +1,7 @@
 """100,000 instances that wait for a message: what they cost at rest, and how fast any one of them answers.
 
-All are started, come to rest and leave memory. Then messages go to instances drawn at random, one at a time; an answer counts when
-the step that follows the message is durable.
+All are started, come to rest and leave memory. Then messages go to instances drawn at random, one at a time; an
+answer counts when the step that follows the message is durable.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _start(runtime: Runtime, instances: int) -> None:
 def _wait_until_all_left(runtime: Runtime, instances: int) -> None:
     """Until each waits for its message, on disk, and none is in memory."""
     count = "SELECT count(*) FROM wait WHERE kind = 'message'"
-    while runtime.node.reads._rows(count)[0][0] < instances or len(_system(runtime).directory):
+    while runtime.node.reads.rows(count)[0][0] < instances or len(_system(runtime).directory):
         time.sleep(0.1)
 
 

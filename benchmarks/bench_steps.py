@@ -1,7 +1,8 @@
 """Durable steps a second: a process of five trivial steps, each durable (`synchronous=FULL`) before the next begins.
 
-Beside it, raw `sqlite3` writing the same rows: with a commit for each step, which no design that commits step by step can beat,
-and in batches of 1,000, which is the limit of the disk and the library. `--profile` shows where the time goes.
+Beside it, raw `sqlite3` writing the same rows: with a commit for each step, which no design that commits step by step
+can beat, and in batches of 1,000, which is the limit of the disk and the library. `--profile` shows where the time
+goes.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def measure(concurrent: int, instances: int, *, busy: bool = False) -> Sample:
 
 
 class Load:
-    """Starts the next instance when one reaches its last step; notes how long each step took to follow the one before."""
+    """Starts the next instance when one reaches its last step; notes how long each step took to follow the one
+    before.
+    """
 
     runtime: Runtime
 

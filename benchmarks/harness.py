@@ -1,7 +1,8 @@
-"""How figures are taken: every variant in a process of its own, all of them once in each round, ratios within a round.
+"""How figures are taken: every variant in a process of its own, all of them once in each round, ratios within a
+round.
 
-A single number on a shared machine says little; a ratio of two numbers of the same minute says something, and its spread over
-the rounds says how much. Figures land in `benchmarks/latest.json` under short stable names.
+A single number on a shared machine says little; a ratio of two numbers of the same minute says something, and its
+spread over the rounds says how much. Figures land in `benchmarks/latest.json` under short stable names.
 """
 
 from __future__ import annotations

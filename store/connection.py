@@ -153,15 +153,20 @@ def explain(error: BaseException, path: str) -> UnderstudyError:
 
 
 def _make_private(path: Path) -> None:
+    """Make the file, if it is not there. One that is there must not be opened here.
+
+    Closing any descriptor of a file drops all POSIX locks that this process has on it, those of SQLite's connections
+    among them: another process would then take the log away under a reader of ours.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except IsADirectoryError as error:
-        raise Unavailable(f"{path} is a folder; give the path of a file") from error
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        if path.is_dir():
+            raise Unavailable(f"{path} is a folder; give the path of a file") from None
     except OSError as error:
         raise Unavailable(
             f"{path} cannot be opened for writing ({error.strerror}); check its folder and rights"
         ) from error
-    os.close(descriptor)
 
 
 def _look_first(path: str) -> None:

@@ -232,12 +232,13 @@ def _build(row: Row, graph: Graph) -> Loaded:
 def _fill(instance: Instance, row: Row, graph: Graph) -> None:
     for scope in row.scope:
         instance.scopes.put(scope.id, scope)
+    stopped = {incident.token for incident in row.incident}
     for token in row.token:
         instance.put_token(token)
         place = graph.places.get(token.node)
         if place is None:
             raise Damaged(f"{row.id} has a token at {token.node}, which its definition does not have")
-        if token.status is TokenStatus.WAITING and place.rules.name == "join":
+        if token.status is TokenStatus.WAITING and place.rules.name == "join" and token.id not in stopped:
             instance.rest_at_join(token)
     for variable in row.variable:
         instance.variables.put((variable.scope, variable.name), variable)

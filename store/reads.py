@@ -131,7 +131,16 @@ class Reads:
     def __init__(self, readers: Readers) -> None:
         self._readers = readers
 
-    def _rows(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
+    @property
+    def path(self) -> str:
+        return self._readers.path
+
+    def connection(self) -> Any:
+        """The calling thread's connection, for reads that have no question of their own here."""
+        return self._readers.database().connection()
+
+    def rows(self, statement: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
+        """The rows that a statement gives."""
         with explained(self._readers.path):
             rows: list[Any] = self._readers.database().connection().execute(statement, parameters).fetchall()
         return rows
@@ -163,7 +172,7 @@ class Reads:
 
     def count(self) -> dict[str, int]:
         """How many instances there are, by status or outcome."""
-        rows = self._rows("SELECT coalesce(outcome, status), count(*) FROM instance GROUP BY 1 ORDER BY 1")
+        rows = self.rows("SELECT coalesce(outcome, status), count(*) FROM instance GROUP BY 1 ORDER BY 1")
         return dict(rows)
 
     def detail(self, id_: str) -> Detail:
@@ -181,12 +190,10 @@ class Reads:
 
     def _detail(self, id_: str) -> Detail:
         summary = self.summary(id_)
-        definition, head, digest = self._rows(
+        definition, head, digest = self.rows(
             "SELECT definition, head, digest FROM instance WHERE no = ?", (summary.no,)
         )[0]
-        variables = self._rows(
-            "SELECT name, value FROM variable WHERE instance = ? ORDER BY scope, name", (summary.no,)
-        )
+        variables = self.rows("SELECT name, value FROM variable WHERE instance = ? ORDER BY scope, name", (summary.no,))
         return Detail(
             summary=summary,
             definition=definition,
@@ -198,30 +205,30 @@ class Reads:
             incidents=self._of("incident", Incident, summary.no),
             undos=self._of("undo", Undo, summary.no),
             variables=dict(variables),
-            buffered=self._rows("SELECT count(*) FROM buffered WHERE instance = ?", (summary.no,))[0][0],
+            buffered=self.rows("SELECT count(*) FROM buffered WHERE instance = ?", (summary.no,))[0][0],
         )
 
     def _of(self, table: str, kind: Any, no: int) -> tuple[Any, ...]:
         key, others = COLUMNS[table]
         columns = ", ".join(f'"{column}"' for column in (*key, *others))
         order = ", ".join(f'"{column}"' for column in key)
-        rows = self._rows(f'SELECT {columns} FROM "{table}" WHERE instance = ? ORDER BY {order}', (no,))
+        rows = self.rows(f'SELECT {columns} FROM "{table}" WHERE instance = ? ORDER BY {order}', (no,))
         return tuple(msgspec.convert(list(row), kind) for row in rows)
 
     # --- definitions ---
 
     def definition(self, no: int) -> tuple[str, int] | None:
         """A definition's body and version."""
-        rows = self._rows("SELECT body, version FROM definition WHERE no = ?", (no,))
+        rows = self.rows("SELECT body, version FROM definition WHERE no = ?", (no,))
         return rows[0] if rows else None
 
     def definitions(self) -> list[tuple[int, str, int, str]]:
         """All of them: number, name, version, digest."""
-        return self._rows("SELECT no, name, version, digest FROM definition ORDER BY name, version")
+        return self.rows("SELECT no, name, version, digest FROM definition ORDER BY name, version")
 
     def newest(self, name: str) -> tuple[int, int, str] | None:
         """The newest definition of a name: number, version, body."""
-        rows = self._rows(
+        rows = self.rows(
             "SELECT no, version, body FROM definition WHERE name = ? ORDER BY version DESC LIMIT 1", (name,)
         )
         return rows[0] if rows else None
@@ -230,7 +237,7 @@ class Reads:
 
     def history(self, id_: str, *, limit: int | None = None) -> list[Record]:
         """An instance's commits, oldest first; with a limit, the newest ones."""
-        rows = self._rows(_CHAIN, (id_, -1 if limit is None else limit))
+        rows = self.rows(_CHAIN, (id_, -1 if limit is None else limit))
         return [Record(*row) for row in reversed(rows)]
 
     def check_chain(self, id_: str) -> list[Record]:
@@ -246,7 +253,7 @@ class Reads:
 
     def after(self, cursor: int, limit: int) -> list[tuple[Record, str]]:
         """All commits of all instances behind a cursor, in the one sequence, with the instances' ids."""
-        rows = self._rows(
+        rows = self.rows(
             "SELECT h.seq, h.instance, h.n, h.prev, h.at_ms, h.epoch, h.events, h.digest, i.id "
             "FROM history h JOIN instance i ON i.no = h.instance WHERE h.seq > ? ORDER BY h.seq LIMIT ?",
             (cursor, limit),
@@ -254,26 +261,26 @@ class Reads:
         return [(Record(*row[:8]), row[8]) for row in rows]
 
     def last_seq(self) -> int:
-        return int(self._rows("SELECT coalesce(max(seq), 0) FROM history")[0][0])
+        return int(self.rows("SELECT coalesce(max(seq), 0) FROM history")[0][0])
 
     # --- messages, subscribers, owner ---
 
     def unclaimed_messages(self, *, limit: int = 100) -> list[tuple[int, str, str, int | None]]:
         """Published messages that nobody waits for: number, name, key, expiry."""
-        return self._rows(
+        return self.rows(
             "SELECT no, name, key, expires_ms FROM message WHERE instance IS NULL ORDER BY no LIMIT ?", (limit,)
         )
 
     def cursor(self, subscriber: str) -> int | None:
-        rows = self._rows("SELECT cursor FROM subscriber WHERE name = ? AND partition = 0", (subscriber,))
+        rows = self.rows("SELECT cursor FROM subscriber WHERE name = ? AND partition = 0", (subscriber,))
         return int(rows[0][0]) if rows else None
 
     def subscribers(self) -> list[tuple[str, int]]:
-        return self._rows("SELECT name, cursor FROM subscriber ORDER BY name")
+        return self.rows("SELECT name, cursor FROM subscriber ORDER BY name")
 
     def held(self, subscriber: str | None = None) -> list[tuple[str, int, str, int, int, int | None, str]]:
         """Deliveries held back: subscriber, instance's number and id, first row, tries, due, error."""
-        return self._rows(
+        return self.rows(
             "SELECT d.subscriber, d.instance, i.id, d.seq, d.tries, d.due_ms, d.error FROM held d JOIN instance i "
             "ON i.no = d.instance WHERE ?1 IS NULL OR d.subscriber = ?1 ORDER BY d.subscriber, d.instance",
             (subscriber,),
@@ -281,19 +288,19 @@ class Reads:
 
     def rows_of(self, instance: int, from_seq: int, until_seq: int) -> list[Record]:
         """An instance's commits between two places of the sequence, oldest first."""
-        rows = self._rows(_BETWEEN, (instance, from_seq, until_seq))
+        rows = self.rows(_BETWEEN, (instance, from_seq, until_seq))
         return [Record(*row) for row in reversed(rows)]
 
     def owner(self) -> tuple[str, int, int]:
         """Holder, epoch, beat."""
-        row = self._rows("SELECT holder, epoch, beat FROM owner WHERE partition = 0")[0]
+        row = self.rows("SELECT holder, epoch, beat FROM owner WHERE partition = 0")[0]
         return row[0], row[1], row[2]
 
     def ids(self, *, page: int = 1_000) -> Iterator[str]:
         """All instances, oldest first, page by page."""
         after = 0
         while True:
-            rows = self._rows("SELECT no, id FROM instance WHERE no > ? ORDER BY no LIMIT ?", (after, page))
+            rows = self.rows("SELECT no, id FROM instance WHERE no > ? ORDER BY no LIMIT ?", (after, page))
             yield from (row[1] for row in rows)
             if len(rows) < page:
                 return

@@ -8,6 +8,7 @@ DUE = """
 SELECT w.due_ms, i.id, w.id FROM wait w JOIN instance i ON i.no = w.instance
 WHERE w.due_ms IS NOT NULL AND w.due_ms <= ? AND i.status <> 'ended' ORDER BY w.due_ms LIMIT ?
 """
+NEXT = "SELECT min(due_ms) FROM wait WHERE due_ms IS NOT NULL AND due_ms > ?"
 RUNNABLE = "SELECT no, id FROM instance WHERE runnable = 1 AND no > ? ORDER BY no LIMIT ?"
 POSTED = """
 SELECT DISTINCT m.instance, i.id FROM message m JOIN instance i ON i.no = m.instance
@@ -26,9 +27,7 @@ def due_waits(connection: Any, until_ms: int, limit: int) -> list[tuple[int, str
 
 def next_due_ms(connection: Any, after_ms: int) -> int | None:
     """When the first timer behind a moment is due."""
-    row = connection.execute(
-        "SELECT min(due_ms) FROM wait WHERE due_ms IS NOT NULL AND due_ms > ?", (after_ms,)
-    ).fetchone()
+    row = connection.execute(NEXT, (after_ms,)).fetchone()
     return None if row[0] is None else int(row[0])
 
 

@@ -19,7 +19,6 @@ from understudy.actors.stepping import Stage
 from understudy.actors.system import Limits, Ports, System
 from understudy.model import commands as c
 from understudy.model.definition import Graph
-from understudy.model.events import AnyEvent
 from understudy.store.connection import Settings, open_reader
 from understudy.store.operations import Deploy
 from understudy.store.reads import Readers, Reads
@@ -107,7 +106,7 @@ class Theatre:
 
     # --- what has happened ---
 
-    def events(self, id: str, *kinds: type) -> list[AnyEvent]:
+    def events(self, id: str, *kinds: type) -> list[Any]:
         events = (event for record in self.reads.check_chain(id) for entry in record.entries for event in entry.events)
         return [event for event in events if not kinds or isinstance(event, kinds)]
 

@@ -6,12 +6,16 @@ Everything runs on a stage, and time passes only when a test says so. The databa
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from understudy import Process, Runtime, task
 from understudy.actors import persistence as module
@@ -37,16 +41,18 @@ from understudy.actors.pool import Returned as Gave
 from understudy.actors.promise import Promise
 from understudy.actors.stepping import Stage
 from understudy.model import commands as c
+from understudy.model.apply import fold
 from understudy.model.decide import decide
 from understudy.model.definition import Definition, Edge, Graph
 from understudy.model.errors import Conflict, Damaged, Fenced, OutcomeUnknown, Rejected, TimedOut, Unavailable
-from understudy.model.instance import Instance
+from understudy.model.instance import Instance, facts
 from understudy.model.kinds import End, Start, Task
 from understudy.store.batch import WRITE
 from understudy.store.commit import Answered, Commit, Stored, pack
-from understudy.store.connection import Settings
-from understudy.store.loading import Loaded
+from understudy.store.connection import Settings, open_reader
+from understudy.store.loading import Loaded, load
 from understudy.store.operations import Beat, Deploy
+from understudy.store.reads import Readers, Reads
 from understudy.store.writer import Delivery, Publish, Writer
 
 DEFINITION = Definition(
@@ -54,6 +60,15 @@ DEFINITION = Definition(
     nodes=(Start(id="start"), Task(id="task", handler="task"), End(id="end")),
     edges=(Edge(id="a", source="start", target="task"), Edge(id="b", source="task", target="end")),
     open_inputs=True,
+)
+_TASKS = tuple(Task(id=f"task_{n}", handler="task") for n in range(20))
+LONG = Definition(
+    name="long",
+    nodes=(Start(id="start"), *_TASKS),
+    edges=tuple(
+        Edge(id=f"to {target.id}", source=source.id, target=target.id)
+        for source, target in pairwise((Start(id="start"), *_TASKS))
+    ),
 )
 TASK = 2  # The number of the first opening in an instance of it.
 
@@ -104,6 +119,8 @@ class Office:
         self.writer.take_over("test")
         no, version = self.writer.run(Deploy(DEFINITION))
         self.graph = Graph(DEFINITION, version=version, no=no)
+        no, version = self.writer.run(Deploy(LONG))
+        self.long = Graph(LONG, version=version, no=no)
         self.healths: list[Health] = []
         self.landed: list[str] = []
         self.deliveries: list[Delivery] = []
@@ -476,6 +493,90 @@ def test_messages_matched_by_a_batch_of_unknown_outcome_are_found_in_the_store(o
 
     assert office.deliveries == []
     assert office.read("SELECT count(*) FROM message") == [(1,)]
+
+
+class Owner:
+    """What an instance's actor does with its commits, as far as the writer is concerned."""
+
+    def __init__(self, office: Office, id: str) -> None:
+        self.office = office
+        self.id = id
+        self.instance, self.stored = Instance(), Stored()
+        self.in_flight: Commit | None = None
+        self.acknowledged = 0
+
+    def step(self) -> None:
+        if self.in_flight is not None or self.instance.is_ended:
+            return
+        command: c.AnyCommand = c.Start(at_ms=1, id=self.id, given_digest="d", variables={})
+        if self.instance.exists:
+            token = next(iter(self.instance.tokens.values()))
+            command = c.CompleteTask(at_ms=1, token=token.id, task=token.task, attempt=token.attempt)
+        decision = decide(self.instance, self.office.long, command)
+        assert decision.entry is not None
+        self.in_flight = pack(
+            self.instance, self.stored, [decision.entry], epoch=self.office.writer.epoch, activation=1, requests=[]
+        )
+        self.office.ref.tell(Write(self.in_flight, self))
+
+    def tell(self, message: Any) -> None:
+        assert self.in_flight is not None
+        if isinstance(message, Committed):
+            self.stored = message.stored
+            self.acknowledged = message.stored.version
+            self.in_flight = None
+        else:
+            assert isinstance(message, Unsure), message
+            self.in_flight = None
+            self.instance = Instance()  # Until the store can be read.
+
+    def read(self) -> None:
+        """The successor begins with what the store holds."""
+        found = load(self.office.writer.connection, [self.id], lambda _no: self.office.long).get(self.id)
+        assert not isinstance(found, Damaged), found
+        self.instance, self.stored = (Instance(), Stored()) if found is None else (found.instance, found.stored)
+
+
+FAULTS = st.sampled_from(["", "", "before", "after", "locked", "full"])
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rounds=st.lists(st.tuples(FAULTS, st.lists(st.integers(0, 4), min_size=1, max_size=5)), max_size=15))
+def test_whatever_fails_whenever_every_step_is_taken_once_and_nothing_acknowledged_is_lost(
+    tmp_path: Path, rounds: list[tuple[str, list[int]]]
+) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        office = Office(f"{folder}/a.db")
+        owners = [Owner(office, f"i{n}") for n in range(5)]
+        for fault, chosen in rounds:
+            if fault == "full":
+                (pages,) = office.read("PRAGMA page_count")[0]
+                office.writer.connection.execute(f"PRAGMA max_page_count = {pages}")
+            elif fault:
+                text = "database is locked" if fault == "locked" else "disk I/O error"
+                office.break_down(sqlite3.OperationalError(text), landed=fault == "after")
+            for number in chosen:
+                owners[number].step()
+            office.play()
+            office.advance(module.LONGEST_BACKOFF_MS)
+            for owner in owners:
+                owner.read()
+                assert owner.stored.version >= owner.acknowledged
+        for owner in owners:
+            _examine(office, owner)
+        office.writer.close()
+
+
+def _examine(office: Office, owner: Owner) -> None:
+    """Its history is dense, chained, and leads to what it is: each step once."""
+    readers = Readers(office.writer.path, lambda: open_reader(office.writer.path))
+    history = Reads(readers).check_chain(owner.id)
+    readers.close()
+    state = fold(entry for record in history for entry in record.entries)
+    state.settle()
+    assert len(history) == owner.stored.version
+    assert facts(state) == facts(owner.instance)
+    assert sum(len(record.entries) for record in history) == len(history)
 
 
 # --- fenced and damaged -----------------------------------------------------------------------------------------------

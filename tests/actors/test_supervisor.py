@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from understudy import Limits, Process, Retry, sleep, task, wait
 from understudy.actors import supervisor
-from understudy.actors.supervisor import HORIZON_MS
+from understudy.actors.supervisor import HORIZON_MS, SupervisorActor
 from understudy.model import commands as c
 from understudy.model.events import AttemptLost, InstanceEnded, WaitConsumed
 from understudy.model.instance import Fault
@@ -31,6 +31,12 @@ sleeping = Process("sleeping", sleep("10h"))
 
 def _ended(theatre: Theatre, *ids: str) -> list[bool]:
     return [theatre.status(id) == "ended" for id in ids]
+
+
+def _actor(theatre: Theatre) -> SupervisorActor:
+    actor = theatre.system.supervisor.inbox.actor
+    assert isinstance(actor, SupervisorActor)
+    return actor
 
 
 # --- timers -----------------------------------------------------------------------------------------------------------
@@ -56,7 +62,7 @@ def test_a_far_timer_is_not_kept_in_memory_and_rings_no_alarm_before_its_time(th
     for number in range(50):
         world.start(f"{number}", "sleeping")
     world.play()
-    actor = world.system.supervisor.inbox.actor
+    actor = _actor(world)
 
     end_ms = world.clock.now_ms() + 9 * HOUR_MS
     rings = 0
@@ -116,7 +122,9 @@ def test_a_clock_that_is_set_forward_fires_whatever_is_due_by_then(theatre: Make
     assert _ended(world, "near", "far") == [True, True]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])  # It makes a new world each time.
+@settings(
+    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)  # It makes a new world each time.
 @given(steps=st.lists(st.sampled_from(["start", "pass", "crash", "back", "forward"]), min_size=4, max_size=12))
 def test_no_timer_is_early_or_lost_whatever_happens_meanwhile(theatre: Make, steps: list[str]) -> None:
     world = theatre(napping)
@@ -161,7 +169,7 @@ def test_more_timers_than_are_read_at_once_all_fire_once(theatre: Make, monkeypa
 
     assert all(_ended(world, *(f"{number}" for number in range(90))))
     assert all(len(world.events(f"{number}", WaitConsumed)) == 1 for number in range(90))
-    assert world.system.supervisor.inbox.actor.fired <= 110
+    assert _actor(world).fired <= 110
 
 
 @pytest.mark.slow
@@ -215,7 +223,7 @@ def test_near_timers_beyond_what_memory_takes_are_found_in_the_store(
     for number in range(40):
         world.start(f"{number}", "napping")
         world.pass_ms(10)
-    assert len(world.system.supervisor.inbox.actor._timers) <= 10
+    assert len(_actor(world)._timers) <= 10
 
     world.pass_ms(HORIZON_MS)
 

@@ -10,20 +10,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from attrs import frozen
 
 from understudy import Process, Runtime, parallel, saga, sleep, task, wait
 from understudy.audit import Report, audit
 from understudy.doctor import Level, examine
-from understudy.model.definition import Graph, decode_definition
+from understudy.model.commands import Start as StartCommand
+from understudy.model.decide import decide
+from understudy.model.definition import Definition, Edge, Graph, decode_definition
 from understudy.model.instance import Instance
-from understudy.store.commit import checksum, rows_sum
-from understudy.store.connection import open_reader
+from understudy.model.kinds import Choice, End, Fork, Join, Merge, Start
+from understudy.store import commit
+from understudy.store.connection import Settings, open_reader
 from understudy.store.loading import Loaded, load
 from understudy.store.migrations import LATEST
+from understudy.store.operations import Deploy
 from understudy.store.ownership import Address, OwnerFile
 from understudy.store.reads import Readers, Reads
+from understudy.store.writer import Writer
 
 
 @frozen
@@ -149,6 +155,29 @@ def test_progress_is_told_up_to_the_last_instance(db: Path) -> None:
     assert told[-1] == (7, 7)
 
 
+def test_a_token_that_is_stopped_at_a_join_has_not_arrived_there_after_a_restart_either(tmp_path: Path) -> None:
+    path = tmp_path / "endless.db"
+    nodes = (Start(id="start"), Merge(id="loop"), Merge(id="pad"), Fork(id="fork"), Join(id="join"), Choice(id="again"))
+    ways = ["start pad", "pad loop", "loop fork", "fork join", "fork  join", "join again", "again loop", "again end"]
+    edges = [Edge(id=way, source=way.split()[0], target=way.split()[1]) for way in ways]
+    edges[6:] = [attrs.evolve(edges[6], condition="1 == 1"), attrs.evolve(edges[7], is_default=True)]
+    definition = Definition(name="endless", nodes=(*nodes, End(id="end")), edges=tuple(edges), open_inputs=True)
+    writer = Writer(str(path), Settings())
+    writer.take_over("test")
+    no, version = writer.run(Deploy(definition))
+    instance = Instance()
+    start = StartCommand(at_ms=1, id="endless", given_digest="", variables={})
+    entry = decide(instance, Graph(definition, version=version, no=no), start).entry
+    assert entry is not None
+    assert "join" in {incident.node for incident in instance.incidents.values()}
+    writer.write(
+        [commit.pack(instance, commit.Stored(), [entry], epoch=writer.epoch, activation=1, requests=[])], now_ms=1
+    )
+    writer.close()
+
+    assert audited(path).violations == ()
+
+
 WAITS = "(SELECT no FROM instance WHERE id = 'waits')"
 DAMAGES = {
     "a variable": ("rows", "waits", f"UPDATE variable SET value = '41' WHERE name = 'amount' AND instance = {WAITS}"),
@@ -221,10 +250,10 @@ def rewritten(path: Path, name: str, act: Callable[[Instance], object]) -> None:
             assert row is not None
             return Graph(decode_definition(row[0]), version=row[1], no=no)
 
-        loaded = load(reads._readers.database().connection(), [name], graph_of)[name]
+        loaded = load(reads.connection(), [name], graph_of)[name]
     assert isinstance(loaded, Loaded)
     act(loaded.instance)
-    total = rows_sum(loaded.instance)
+    total = commit.rows_sum(loaded.instance)
     runnable = int(loaded.instance.is_runnable)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         for table, rows in loaded.instance.tables().items():
@@ -232,7 +261,7 @@ def rewritten(path: Path, name: str, act: Callable[[Instance], object]) -> None:
                 connection.execute(f'DELETE FROM "{table}" WHERE instance = ? AND id = ?', (loaded.stored.no, key))
         connection.execute(
             "UPDATE instance SET checksum = ?, runnable = ? WHERE id = ?",
-            (checksum(loaded.instance, loaded.stored.version, total), runnable, name),
+            (commit.checksum(loaded.instance, loaded.stored.version, total), runnable, name),
         )
         connection.commit()
 

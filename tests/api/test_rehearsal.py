@@ -30,6 +30,7 @@ from understudy import (
     task,
     wait,
 )
+from understudy.actors.clock import utc_ms
 from understudy.tasks import Activity, Task
 
 
@@ -542,7 +543,7 @@ def test_two_rehearsals_in_one_test_know_nothing_of_each_other(rehearsal: Rehear
 
 
 def test_a_service_goes_on_with_what_a_rehearsal_has_left(tmp_path: Path) -> None:
-    with Rehearsal(tmp_path) as rehearsal:
+    with Rehearsal(tmp_path, start_ms=utc_ms()) as rehearsal:  # Otherwise its timeout is long past for the service.
         rehearsal.start(checkout, Order("7"), id="order-7")
 
     with Runtime(tmp_path / "rehearsal.db", checkout) as runtime:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -31,7 +33,7 @@ from understudy import (
     wait,
 )
 from understudy.actors.pool import ThreadPool
-from understudy.model.events import AttemptLost, TaskOpened
+from understudy.model.events import AttemptFailed, AttemptLost, TaskOpened
 from understudy.store.writer import Unknown, Writer
 
 if TYPE_CHECKING:
@@ -354,6 +356,48 @@ def test_async_handlers_and_parallel_branches_are_closed_and_go_on_alike(
     with Runtime(tmp_path / "a.db", play) as next_one:
         assert next_one.result("one") == "done"
     assert sorted(begun) == ["left", "right"]
+
+
+def test_transactional_tasks_that_wait_for_their_turn_keep_it_over_a_restart(
+    tmp_path: Path, eventually: Eventually
+) -> None:
+    begun: list[str] = []
+    gate = threading.Event()
+
+    @task(transactional=True, timeout="60s")
+    def book(connection: Any, ctx: Context) -> str:
+        begun.append(ctx.instance)
+        gate.wait(60)
+        connection.execute("CREATE TABLE IF NOT EXISTS booked (id TEXT)")
+        connection.execute("INSERT INTO booked VALUES (?)", (ctx.instance,))
+        return ctx.instance
+
+    play = Process("play", book, gives=book)
+    runtime = Runtime(tmp_path / "a.db", play)
+    runtime.start(play, id="first")
+    eventually(lambda: begun, "the transaction")
+    # Nothing can be committed meanwhile, so these wait at the writer; the close lets the one that runs finish.
+    others = [threading.Thread(target=_try_to_start, args=(runtime, play, f"{n}")) for n in range(5)]
+    for other in others:
+        other.start()
+    with _closing(runtime):
+        gate.set()
+    for other in others:
+        other.join(60)
+
+    with Runtime(tmp_path / "a.db", play) as next_one:
+        ids = [summary.id for summary in next_one.list()]
+        assert [next_one.result(id) for id in ids] == ids
+        assert _events(next_one, AttemptLost) == []
+        assert _events(next_one, AttemptFailed) == []
+    assert begun[0] == "first"
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        assert sorted(database.execute("SELECT id FROM booked").fetchall()) == sorted((id,) for id in ids)
+
+
+def _try_to_start(runtime: Runtime, play: Process[Any, Any], id: str) -> None:
+    with contextlib.suppress(Closed, Unavailable):
+        runtime.start(play, id=id)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------

@@ -238,6 +238,24 @@ def test_of_many_who_come_at_once_one_owns_and_all_serve(tmp_path: Path) -> None
         runtime.close()
 
 
+def test_whoever_closes_while_it_takes_over_leaves_nothing_behind(tmp_path: Path, eventually: Eventually) -> None:
+    before = threading.active_count()
+
+    for number in range(10):
+        runtimes = [Runtime(tmp_path / "a.db", greeting) for _ in range(3)]
+        closing = [threading.Thread(target=runtime.close) for runtime in runtimes]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(60)
+        with Runtime(tmp_path / "a.db", greeting, role="owner") as last:
+            last.start(greeting, id=f"{number}")
+
+    with Runtime(tmp_path / "a.db", greeting) as runtime:
+        assert len(runtime.list()) == 10
+    eventually(lambda: threading.active_count() <= before, "all threads have ended")
+
+
 def test_another_programs_database_is_left_as_it_is(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.db") as database:
         database.execute("CREATE TABLE theirs (x)")

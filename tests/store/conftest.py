@@ -63,7 +63,16 @@ def _rich() -> Definition:
     return Definition(name="rich", nodes=nodes, edges=(*edges, never), open_inputs=True)
 
 
+def _twice() -> Definition:
+    ends = [Receive(id=name, message="paid", key=name) for name in ("one", "two")]
+    nodes = (Start(id="start"), Fork(id="fork"), *ends)
+    ways = [("start", "fork"), ("fork", "one"), ("fork", "two")]
+    edges = tuple(Edge(id=f"{a}-{b}", source=a, target=b) for a, b in ways)
+    return Definition(name="twice", nodes=nodes, edges=edges, open_inputs=True)
+
+
 RICH = _rich()
+TWICE = _twice()
 
 
 class Desk:
@@ -74,7 +83,7 @@ class Desk:
         self.writer = Writer(path, Settings(durability="relaxed"))
         self.writer.take_over("test")
         self.graphs: dict[str, Graph] = {}
-        for definition in (STEPS, WAITING, THROWING, RICH):
+        for definition in (STEPS, WAITING, THROWING, RICH, TWICE):
             no, version = self.writer.run(Deploy(definition))
             self.graphs[definition.name] = Graph(definition, version=version, no=no)
         self.instances: dict[str, Instance] = {}

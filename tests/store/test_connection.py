@@ -10,6 +10,8 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -214,6 +216,7 @@ def test_another_program_s_unfinished_write_does_not_hide_whose_file_it_is(tmp_p
     assert refusing(kept) is NotOurs
     with closing(sqlite3.connect(kept)) as theirs:
         assert theirs.execute("SELECT count(*) FROM theirs").fetchone() == (0,)
+        assert theirs.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
 def test_a_newer_schema_is_refused_by_writers_and_readers_and_left_alone(tmp_path: Path) -> None:
@@ -374,3 +377,17 @@ def test_while_another_program_holds_the_file_the_outcome_is_unknown(
     writer.reopen()
     assert writer.connection.execute("SELECT count(*) FROM message").fetchone() == (0,)
     writer.close()
+
+
+def test_opening_a_file_again_keeps_the_locks_that_this_process_has_on_it(tmp_path: Path) -> None:
+    """Another process that closes the file believes to be the last one otherwise, and takes the log away under us."""
+    path = str(tmp_path / "play.db")
+    first = Writer(path, Settings())
+    second = Writer(path, Settings())
+
+    look = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM owner'); c.close()"
+    subprocess.run([sys.executable, "-c", look, path], check=True)
+
+    assert Path(f"{path}-wal").exists()
+    second.close()
+    first.close()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from understudy import Process, Rehearsal, wait
 from understudy.model import commands as c
 from understudy.model.decide import decide
 from understudy.model.errors import Damaged, Rejected
@@ -337,6 +338,18 @@ def test_a_definition_that_is_refused_is_damage_of_its_instances(trio: Desk) -> 
     found = load(trio.writer.connection, ["victim"], graph_of)
 
     assert isinstance(found["victim"], Damaged)
+
+
+def test_a_definition_that_was_changed_behind_everybody_s_back_is_damage_of_its_instances(tmp_path: Path) -> None:
+    """A flipped bit in a condition would change which way every instance goes."""
+    process = Process("short", wait("paid"), takes={"amount": int})
+    with Rehearsal(tmp_path, process) as before:
+        before.start(process, {"amount": 1}, id="one")
+    with closing(sqlite3.connect(tmp_path / "rehearsal.db", isolation_level=None)) as connection:
+        connection.execute("""UPDATE definition SET body = replace(body, '"message":"paid"', '"message":"paie"')""")
+
+    with Rehearsal(tmp_path) as after, pytest.raises(Damaged):
+        after.send("one", "paid")
 
 
 def test_a_file_that_cannot_be_read_now_is_no_damage(trio: Desk) -> None:

@@ -92,6 +92,27 @@ def test_several_keys_of_one_batch_are_matched_each_by_itself(desk: Desk) -> Non
     assert assigned(desk) == [("0", "b1"), ("1", "a1"), ("2", None), ("3", "a2")]
 
 
+@pytest.mark.parametrize("keys", ["ab", "aa"], ids=["two keys", "one key"])
+def test_an_instance_that_opens_two_waits_in_one_commit_gets_a_message_for_each(desk: Desk, keys: str) -> None:
+    desk.lands(*(Publish("paid", key, str(number)) for number, key in enumerate(keys)))
+
+    written = desk.lands(desk.start("both", "twice", one=f'"{keys[0]}"', two=f'"{keys[1]}"'))
+
+    assert sorted(delivery.payload for delivery in written.deliveries) == ["0", "1"]
+    assert len({delivery.wait for delivery in written.deliveries}) == 2
+
+
+def test_an_instance_that_ends_two_waits_in_one_commit_frees_the_message_of_each(desk: Desk) -> None:
+    desk.put("both", "twice", one='"a"', two='"a"')
+    desk.lands(Publish("paid", "a", "0"), Publish("paid", "a", "1"))
+    waiter(desk, "next", "a")
+    waiter(desk, "last", "a")
+
+    desk.lands(desk.order("both", c.Cancel(at_ms=2)))
+
+    assert assigned(desk) == [("0", "next"), ("1", "last")]
+
+
 def test_a_message_is_consumed_once(desk: Desk) -> None:
     waiter(desk, "one")
     (delivery,) = desk.publish("k").deliveries
@@ -413,11 +434,12 @@ def test_waits_and_messages_are_found_by_their_partial_indexes(desk: Desk) -> No
     ("statement", "index"),
     [
         (recovery.DUE, "wait_due"),
+        (recovery.NEXT, "wait_due"),
         (recovery.RUNNABLE, "instance_runnable"),
         (recovery.POSTED, "message_assigned"),
         (recovery.EXPIRED, "message_expiry"),
     ],
-    ids=["due", "runnable", "with messages", "expired"],
+    ids=["due", "next", "runnable", "with messages", "expired"],
 )
 def test_the_supervisor_s_questions_are_answered_by_an_index(desk: Desk, statement: str, index: str) -> None:
     steps = plan(desk, statement)
