@@ -38,7 +38,7 @@ house:  ## link the folders to build/house/understudy
 
 types: $(VENV)/installed-dev house  ## mypy, strict
 	MYPYPATH=$(dir $(HOUSE)) $(BIN)/mypy --package understudy
-	MYPYPATH=$(dir $(HOUSE)) $(BIN)/mypy --explicit-package-bases $(BESIDE)
+	MYPYPATH=$(dir $(HOUSE)):benchmarks $(BIN)/mypy --explicit-package-bases $(BESIDE)
 
 floors: $(VENV)/installed-dev house  ## who may import whom
 	PYTHONPATH=$(dir $(HOUSE)) $(BIN)/lint-imports --no-logo

@@ -17,12 +17,13 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import Sample, child, figure, interleave, ratio, save, show
 
-from understudy import Context, Process, Runtime, task
+from understudy import Context, Handle, Process, Runtime, task
 from understudy.store.batch import COLUMNS, HISTORY, HOT
 
 STEPS = 5
@@ -180,7 +181,7 @@ def _sample_rows(path: str) -> dict[str, Any]:
         gate.wait()
 
     with Runtime(path, Process("bench", first, second), role="owner") as runtime:
-        handle = runtime.start("bench")
+        handle: Handle[None] = runtime.start("bench")
         handle.wait_until(lambda state: state.version >= 2)
         for _ in range(999):
             runtime.start("bench")
@@ -210,10 +211,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    rounds = interleave(
-        {name: lambda name=name, given=given: child(__file__, name, **given) for name, given in VARIANTS.items()},  # type: ignore[misc]
-        ROUNDS,
-    )
+    rounds = interleave({name: partial(child, __file__, name, **given) for name, given in VARIANTS.items()}, ROUNDS)
     figures = {
         f"steps_per_s_{name.replace(' ', '_')}": figure([taken[name]["per_s"] for taken in rounds]) for name in VARIANTS
     }
@@ -240,7 +238,6 @@ def run_child(name: str, options: dict[str, Any]) -> None:
 
 def profile() -> None:
     profiler = cProfile.Profile()
-    threading.setprofile(profiler.dispatcher if hasattr(profiler, "dispatcher") else None)  # type: ignore[arg-type]
     profiler.enable()
     measure(1_000, 3_000)
     profiler.disable()

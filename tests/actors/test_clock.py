@@ -3,6 +3,8 @@
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,10 @@ from understudy.actors.clock import SystemClock, VirtualClock
 from understudy.model.errors import Rejected
 
 PATIENCE_S = 5
+
+
+def _ring(rings: list[tuple[int, Any]], clock: VirtualClock, what: object) -> None:
+    rings.append((clock.now_ms(), what))
 
 
 class Wall:
@@ -36,7 +42,7 @@ class Wall:
 def started() -> Iterator[Callable[..., SystemClock]]:
     clocks: list[SystemClock] = []
 
-    def start(**options: object) -> SystemClock:
+    def start(**options: Any) -> SystemClock:
         clocks.append(SystemClock(**options))
         clocks[-1].start()
         return clocks[-1]
@@ -46,7 +52,7 @@ def started() -> Iterator[Callable[..., SystemClock]]:
         clock.stop()
 
 
-def test_an_alarm_rings_on_the_clocks_thread_and_never_before_it_is_due(started):
+def test_an_alarm_rings_on_the_clocks_thread_and_never_before_it_is_due(started: Callable[..., SystemClock]) -> None:
     clock = started()
     rings: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     due_ms = clock.now_ms() + 20
@@ -58,7 +64,7 @@ def test_an_alarm_rings_on_the_clocks_thread_and_never_before_it_is_due(started)
     assert thread == "understudy-clock"
 
 
-def test_an_alarm_set_before_the_start_is_kept():
+def test_an_alarm_set_before_the_start_is_kept() -> None:
     clock = SystemClock()
     rung = threading.Event()
     clock.alarm("early bird", clock.now_ms(), rung.set)
@@ -69,7 +75,7 @@ def test_an_alarm_set_before_the_start_is_kept():
     clock.stop()
 
 
-def test_setting_an_alarm_replaces_the_one_of_that_name(started):
+def test_setting_an_alarm_replaces_the_one_of_that_name(started: Callable[..., SystemClock]) -> None:
     clock = started()
     rings: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -79,7 +85,7 @@ def test_setting_an_alarm_replaces_the_one_of_that_name(started):
     assert rings.get(timeout=PATIENCE_S) == "nearer"
 
 
-def test_a_cleared_alarm_stays_silent(started):
+def test_a_cleared_alarm_stays_silent(started: Callable[..., SystemClock]) -> None:
     wall = Wall(1_000)
     clock = started(wall=wall, reread_ms=1)
     rings: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -93,7 +99,7 @@ def test_a_cleared_alarm_stays_silent(started):
     assert rings.empty()
 
 
-def test_a_wall_clock_that_jumps_forward_is_noticed_at_the_next_reading(started):
+def test_a_wall_clock_that_jumps_forward_is_noticed_at_the_next_reading(started: Callable[..., SystemClock]) -> None:
     wall = Wall(1_000)
     clock = started(wall=wall, reread_ms=1)
     rung = threading.Event()
@@ -104,7 +110,7 @@ def test_a_wall_clock_that_jumps_forward_is_noticed_at_the_next_reading(started)
     assert rung.wait(PATIENCE_S)
 
 
-def test_a_wall_clock_that_jumps_back_makes_no_alarm_early_and_loses_none(started):
+def test_a_wall_clock_that_jumps_back_makes_no_alarm_early_and_loses_none(started: Callable[..., SystemClock]) -> None:
     wall = Wall(100_000)
     clock = started(wall=wall, reread_ms=1)
     rung = threading.Event()
@@ -119,7 +125,7 @@ def test_a_wall_clock_that_jumps_back_makes_no_alarm_early_and_loses_none(starte
     assert rung.wait(PATIENCE_S)
 
 
-def test_the_thread_sleeps_while_no_alarm_is_set(started):
+def test_the_thread_sleeps_while_no_alarm_is_set(started: Callable[..., SystemClock]) -> None:
     wall = Wall(1_000)
     clock = started(wall=wall, reread_ms=1)
     rung = threading.Event()
@@ -132,7 +138,9 @@ def test_the_thread_sleeps_while_no_alarm_is_set(started):
     assert wall.reads.qsize() <= 4
 
 
-def test_a_listener_that_raises_costs_nobody_else_an_alarm(started, caplog):
+def test_a_listener_that_raises_costs_nobody_else_an_alarm(
+    started: Callable[..., SystemClock], caplog: pytest.LogCaptureFixture
+) -> None:
     clock = started()
     rung = threading.Event()
 
@@ -146,7 +154,7 @@ def test_a_listener_that_raises_costs_nobody_else_an_alarm(started, caplog):
     assert "listener raised" in caplog.text
 
 
-def test_a_ring_may_set_its_own_alarm_again(started):
+def test_a_ring_may_set_its_own_alarm_again(started: Callable[..., SystemClock]) -> None:
     clock = started()
     rounds: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -160,7 +168,7 @@ def test_a_ring_may_set_its_own_alarm_again(started):
     assert [rounds.get(timeout=PATIENCE_S) for _ in range(3)] == [1, 2, 3]
 
 
-def test_a_stopped_clock_has_forgotten_its_alarms_and_may_start_again():
+def test_a_stopped_clock_has_forgotten_its_alarms_and_may_start_again() -> None:
     clock = SystemClock()
     rings: queue.SimpleQueue[str] = queue.SimpleQueue()
     clock.start()
@@ -174,7 +182,7 @@ def test_a_stopped_clock_has_forgotten_its_alarms_and_may_start_again():
     clock.stop()
 
 
-def test_a_clock_may_be_stopped_by_a_ring(started):
+def test_a_clock_may_be_stopped_by_a_ring(started: Callable[..., SystemClock]) -> None:
     clock = started()
     stopped = threading.Event()
 
@@ -188,11 +196,11 @@ def test_a_clock_may_be_stopped_by_a_ring(started):
 
 
 @given(st.lists(st.integers(min_value=0, max_value=50)), st.integers(min_value=0, max_value=60))
-def test_virtual_time_rings_what_becomes_due_each_at_its_own_time_and_in_order(delays, passed):
+def test_virtual_time_rings_what_becomes_due_each_at_its_own_time_and_in_order(delays: Any, passed: Any) -> None:
     clock = VirtualClock(1_000)
-    rings = []
+    rings: list[tuple[int, Any]] = []
     for number, delay in enumerate(delays):
-        clock.alarm(f"alarm {number}", 1_000 + delay, lambda number=number: rings.append((clock.now_ms(), number)))
+        clock.alarm(f"alarm {number}", 1_000 + delay, partial(_ring, rings, clock, number))
 
     clock.advance(passed)
 
@@ -202,11 +210,11 @@ def test_virtual_time_rings_what_becomes_due_each_at_its_own_time_and_in_order(d
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 20))), max_size=300))
-def test_only_the_last_setting_of_a_name_counts(settings):
+def test_only_the_last_setting_of_a_name_counts(settings: Any) -> None:
     clock = VirtualClock(0)
-    rings = []
+    rings: list[tuple[int, Any]] = []
     for name, due_ms in settings:
-        clock.alarm(name, due_ms, lambda name=name: rings.append((clock.now_ms(), name)))
+        clock.alarm(name, due_ms, partial(_ring, rings, clock, name))
 
     clock.set(20)
 
@@ -214,7 +222,7 @@ def test_only_the_last_setting_of_a_name_counts(settings):
     assert sorted(rings) == sorted((due_ms, name) for name, due_ms in last.items() if due_ms is not None)
 
 
-def test_an_alarm_that_a_ring_clears_does_not_ring_at_the_same_moment():
+def test_an_alarm_that_a_ring_clears_does_not_ring_at_the_same_moment() -> None:
     clock = VirtualClock(0)
     rings = []
     clock.alarm("first", 5, lambda: clock.alarm("second", None, lambda: None))
@@ -225,7 +233,7 @@ def test_an_alarm_that_a_ring_clears_does_not_ring_at_the_same_moment():
     assert rings == []
 
 
-def test_an_alarm_that_a_ring_sets_within_the_time_that_passes_rings_too():
+def test_an_alarm_that_a_ring_sets_within_the_time_that_passes_rings_too() -> None:
     clock = VirtualClock(0)
     rings = []
     clock.alarm("first", 5, lambda: clock.alarm("second", 7, lambda: rings.append(clock.now_ms())))
@@ -235,7 +243,7 @@ def test_an_alarm_that_a_ring_sets_within_the_time_that_passes_rings_too():
     assert rings == [7]
 
 
-def test_an_overdue_alarm_rings_at_the_next_move_of_virtual_time():
+def test_an_overdue_alarm_rings_at_the_next_move_of_virtual_time() -> None:
     clock = VirtualClock(100)
     rings = []
     clock.alarm("overdue", 50, lambda: rings.append(clock.now_ms()))
@@ -245,18 +253,18 @@ def test_an_overdue_alarm_rings_at_the_next_move_of_virtual_time():
     assert rings == [100]
 
 
-def test_a_jump_forward_rings_everything_at_the_moment_of_arrival():
+def test_a_jump_forward_rings_everything_at_the_moment_of_arrival() -> None:
     clock = VirtualClock(0)
-    rings = []
+    rings: list[tuple[int, Any]] = []
     for due_ms in (20, 10):
-        clock.alarm(f"at {due_ms}", due_ms, lambda due_ms=due_ms: rings.append((clock.now_ms(), due_ms)))
+        clock.alarm(f"at {due_ms}", due_ms, partial(_ring, rings, clock, due_ms))
 
     clock.jump(1_000)
 
     assert rings == [(1_000, 10), (1_000, 20)]
 
 
-def test_a_jump_back_rings_nothing_twice_and_nothing_early():
+def test_a_jump_back_rings_nothing_twice_and_nothing_early() -> None:
     clock = VirtualClock(1_000)
     rings = []
     clock.alarm("rung", 1_010, lambda: rings.append("rung"))
@@ -272,7 +280,7 @@ def test_a_jump_back_rings_nothing_twice_and_nothing_early():
     assert rings == ["rung", "waiting"]
 
 
-def test_virtual_time_cannot_pass_backwards():
+def test_virtual_time_cannot_pass_backwards() -> None:
     clock = VirtualClock(1_000)
 
     with pytest.raises(Rejected, match="use jump"):

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,7 +128,7 @@ def ends(pid: int) -> bool:
         os.close(handle)
 
 
-def test_a_handler_gets_bytes_and_gives_bytes_from_another_process(runner):
+def test_a_handler_gets_bytes_and_gives_bytes_from_another_process(runner: Any) -> None:
     megabytes = os.urandom(3_000_000)
 
     assert run(runner, "echo", megabytes) == megabytes
@@ -135,18 +136,18 @@ def test_a_handler_gets_bytes_and_gives_bytes_from_another_process(runner):
     assert int(run(runner, "pid")) != os.getpid()
 
 
-def test_a_child_is_used_again(runner):
+def test_a_child_is_used_again(runner: Any) -> None:
     assert run(runner, "pid") == run(runner, "pid")
 
 
-def test_what_a_handler_prints_or_reads_does_not_touch_the_frames(runner, capfd):
+def test_what_a_handler_prints_or_reads_does_not_touch_the_frames(runner: Any, capfd: Any) -> None:
     assert run(runner, "chatter", b"result") == b"result"
     assert run(runner, "read_input") == b"."
 
     assert capfd.readouterr().out == "to standard output\nand past the buffer"
 
 
-def test_an_exception_keeps_its_class_where_that_is_loaded(runner):
+def test_an_exception_keeps_its_class_where_that_is_loaded(runner: Any) -> None:
     handlers = importlib.import_module("isolated_handlers")
 
     with pytest.raises(handlers.Declined) as caught:
@@ -157,25 +158,25 @@ def test_an_exception_keeps_its_class_where_that_is_loaded(runner):
     assert run(runner, "echo", b"the child lives on") == b"the child lives on"
 
 
-def test_an_exit_of_the_handler_is_an_exception_like_others(runner):
+def test_an_exit_of_the_handler_is_an_exception_like_others(runner: Any) -> None:
     with pytest.raises(SystemExit, match="enough"):
         run(runner, "leave")
 
 
-def test_an_exception_of_an_unknown_class_still_says_what_it_was(runner):
+def test_an_exception_of_an_unknown_class_still_says_what_it_was(runner: Any) -> None:
     with pytest.raises(UnderstudyError, match="nobody else knows this class"):
         run(runner, "raise_own")
 
 
 @pytest.mark.parametrize(("name", "how"), [("die", "exited with code 3"), ("die_by_signal", "ended by SIGSEGV")])
-def test_the_death_of_a_child_is_reported_with_its_cause_and_it_is_replaced(runner, name, how):
+def test_the_death_of_a_child_is_reported_with_its_cause_and_it_is_replaced(runner: Any, name: Any, how: Any) -> None:
     with pytest.raises(UnderstudyError, match=how):
         run(runner, name)
 
     assert run(runner, "echo", b"a new child") == b"a new child"
 
 
-def test_a_handler_that_runs_too_long_is_killed(runner, fifo):
+def test_a_handler_that_runs_too_long_is_killed(runner: Any, fifo: Any) -> None:
     pids = []
     reader = threading.Thread(target=lambda: pids.append(int(fifo.read_text())))
     reader.start()
@@ -188,7 +189,7 @@ def test_a_handler_that_runs_too_long_is_killed(runner, fifo):
     assert is_gone(pids[0])
 
 
-def test_a_cancelled_handler_is_killed_with_what_it_started(runner, fifo):
+def test_a_cancelled_handler_is_killed_with_what_it_started(runner: Any, fifo: Any) -> None:
     signal = CancelSignal()
     errors = []
 
@@ -207,7 +208,7 @@ def test_a_cancelled_handler_is_killed_with_what_it_started(runner, fifo):
     assert ends(grandchild)
 
 
-def test_the_pool_kills_an_isolated_handler_at_its_timeout_and_gets_its_thread_back(runner, fifo):
+def test_the_pool_kills_an_isolated_handler_at_its_timeout_and_gets_its_thread_back(runner: Any, fifo: Any) -> None:
     pool = ThreadPool(1)
     signal = CancelSignal()
     outcomes, ended = [], threading.Event()
@@ -218,7 +219,8 @@ def test_the_pool_kills_an_isolated_handler_at_its_timeout_and_gets_its_thread_b
 
     def handler() -> bytes:
         try:
-            return runner.run("isolated_handlers:hang", str(fifo).encode(), timeout_ms=None, signal=signal)
+            given: bytes = runner.run("isolated_handlers:hang", str(fifo).encode(), timeout_ms=None, signal=signal)
+            return given
         finally:
             returned.set()
 
@@ -233,17 +235,17 @@ def test_the_pool_kills_an_isolated_handler_at_its_timeout_and_gets_its_thread_b
     pool.stop(1)
 
 
-def test_heartbeats_of_the_handler_extend_its_time(runner):
+def test_heartbeats_of_the_handler_extend_its_time(runner: Any) -> None:
     run(runner, "echo")
 
     assert run(runner, "beat_then_return", b"still here", timeout_ms=450) == b"still here"
 
 
-def test_a_heartbeat_outside_of_a_child_does_nothing():
+def test_a_heartbeat_outside_of_a_child_does_nothing() -> None:
     beat()
 
 
-def test_an_idle_child_that_died_is_not_used(runner):
+def test_an_idle_child_that_died_is_not_used(runner: Any) -> None:
     pid = int(run(runner, "pid"))
     os.kill(pid, 9)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -251,7 +253,7 @@ def test_an_idle_child_that_died_is_not_used(runner):
     assert int(run(runner, "pid")) != pid
 
 
-def test_closing_kills_the_children_and_takes_no_more_calls(runner):
+def test_closing_kills_the_children_and_takes_no_more_calls(runner: Any) -> None:
     pid = int(run(runner, "pid"))
 
     runner.close()
@@ -271,7 +273,7 @@ ProcessRunner().run("isolated_handlers:hang", fifo, timeout_ms=None, signal=Canc
 """
 
 
-def test_a_child_dies_with_its_parent(tmp_path, fifo):
+def test_a_child_dies_with_its_parent(tmp_path: Path, fifo: Any) -> None:
     (tmp_path / "isolated_handlers.py").write_text(HANDLERS)
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(fifo), str(tmp_path), *sys.path])
     child = int(fifo.read_text())
@@ -282,7 +284,7 @@ def test_a_child_dies_with_its_parent(tmp_path, fifo):
     assert ends(child)
 
 
-def test_a_result_that_is_not_bytes_and_a_handler_of_the_main_script_are_refused(runner):
+def test_a_result_that_is_not_bytes_and_a_handler_of_the_main_script_are_refused(runner: Any) -> None:
     with pytest.raises(Rejected, match="must be bytes"):
         run(runner, "number")
     with pytest.raises(Rejected, match="into a module of its own"):

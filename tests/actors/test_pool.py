@@ -6,6 +6,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ class Listener:
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
 
-    def job(self, key: str, run: Callable[[], object], **fields: object) -> Job:
+    def job(self, key: str, run: Callable[[], object], **fields: Any) -> Job:
         return Job(key=key, run=run, done=lambda outcome: self.heard.put((key, outcome)), **fields)
 
     def next(self) -> tuple[str, Outcome]:
@@ -58,7 +59,7 @@ def listener() -> Listener:
 def make() -> Iterator[Callable[..., ThreadPool]]:
     made: list[ThreadPool] = []
 
-    def make_pool(*arguments: int, **options: object) -> ThreadPool:
+    def make_pool(*arguments: int, **options: Any) -> ThreadPool:
         made.append(ThreadPool(*arguments, **options))
         return made[-1]
 
@@ -78,14 +79,14 @@ def release() -> Iterator[threading.Event]:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_ends_with_what_its_handler_returned(make, listener):
+def test_a_job_ends_with_what_its_handler_returned(make: Any, listener: Any) -> None:
     make().submit(listener.job("one", lambda: 42))
 
     assert listener.next() == ("one", Returned(42))
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, BaseException, MemoryError])
-def test_whatever_a_handler_raises_ends_its_job_and_not_its_thread(make, listener, kind):
+def test_whatever_a_handler_raises_ends_its_job_and_not_its_thread(make: Any, listener: Any, kind: Any) -> None:
     pool = make(1)
 
     def fail() -> None:
@@ -100,7 +101,9 @@ def test_whatever_a_handler_raises_ends_its_job_and_not_its_thread(make, listene
     assert isinstance(outcomes["good"], Returned)
 
 
-def test_a_listener_that_raises_does_not_cost_a_thread(make, listener, caplog):
+def test_a_listener_that_raises_does_not_cost_a_thread(
+    make: Any, listener: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = make(1)
 
     def refuse(_: Outcome) -> None:
@@ -113,7 +116,9 @@ def test_a_listener_that_raises_does_not_cost_a_thread(make, listener, caplog):
     assert "the listener of job 'deaf' raised" in caplog.text
 
 
-def test_no_lane_has_more_threads_than_its_bound_and_lanes_do_not_wait_for_each_other(make, listener, release):
+def test_no_lane_has_more_threads_than_its_bound_and_lanes_do_not_wait_for_each_other(
+    make: Any, listener: Any, release: Any
+) -> None:
     pool = make(2)
     begun: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -135,7 +140,7 @@ def test_no_lane_has_more_threads_than_its_bound_and_lanes_do_not_wait_for_each_
     assert len({outcomes[f"local {number}"].value for number in range(5)}) == 2
 
 
-def test_handlers_that_block_get_all_threads(make, listener):
+def test_handlers_that_block_get_all_threads(make: Any, listener: Any) -> None:
     pool = make(8)
     all_there = threading.Barrier(8)
 
@@ -146,7 +151,7 @@ def test_handlers_that_block_get_all_threads(make, listener):
 
 
 @given(threads=st.integers(1, 4), submitters=st.integers(1, 3), number=st.integers(1, 60))
-def test_every_job_ends_once_however_many_submit_at_once(threads, submitters, number):
+def test_every_job_ends_once_however_many_submit_at_once(threads: Any, submitters: Any, number: Any) -> None:
     pool, listener = ThreadPool(threads), Listener()
 
     def submit(name: int) -> None:
@@ -162,7 +167,7 @@ def test_every_job_ends_once_however_many_submit_at_once(threads, submitters, nu
     assert listener.heard.empty()
 
 
-def test_a_key_is_refused_until_its_job_has_ended(make, listener, release):
+def test_a_key_is_refused_until_its_job_has_ended(make: Any, listener: Any, release: Any) -> None:
     pool = make()
     pool.submit(listener.job("same", release.wait))
 
@@ -175,7 +180,7 @@ def test_a_key_is_refused_until_its_job_has_ended(make, listener, release):
     assert listener.next() == ("same", Returned(3))
 
 
-def test_a_sleeping_thread_keeps_nothing_of_its_last_job_alive(make, listener):
+def test_a_sleeping_thread_keeps_nothing_of_its_last_job_alive(make: Any, listener: Any) -> None:
     class Thing:
         pass
 
@@ -195,7 +200,7 @@ def test_a_sleeping_thread_keeps_nothing_of_its_last_job_alive(make, listener):
 # --- timeouts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_handler_that_hangs_is_reported_and_its_thread_replaced(make, listener, release):
+def test_a_handler_that_hangs_is_reported_and_its_thread_replaced(make: Any, listener: Any, release: Any) -> None:
     pool = make(1)
     signal, cancelled = CancelSignal(), threading.Event()
     signal.on_cancel(cancelled.set)
@@ -209,7 +214,9 @@ def test_a_handler_that_hangs_is_reported_and_its_thread_replaced(make, listener
     assert (pool.running(), pool.hanging()) == (0, 1)
 
 
-def test_the_late_result_of_a_handler_that_overran_is_ignored_and_its_thread_ends(make, listener, release):
+def test_the_late_result_of_a_handler_that_overran_is_ignored_and_its_thread_ends(
+    make: Any, listener: Any, release: Any
+) -> None:
     pool = make(1)
     threads = []
 
@@ -230,7 +237,7 @@ def test_the_late_result_of_a_handler_that_overran_is_ignored_and_its_thread_end
     assert pool.hanging() == 0
 
 
-def test_heartbeats_move_the_timeout(make, listener):
+def test_heartbeats_move_the_timeout(make: Any, listener: Any) -> None:
     pool = make()
     signal = CancelSignal()
 
@@ -245,7 +252,7 @@ def test_heartbeats_move_the_timeout(make, listener):
     assert listener.next() == ("beats", Returned("still alive"))
 
 
-def test_a_handler_that_stops_to_beat_overruns(make, listener, release):
+def test_a_handler_that_stops_to_beat_overruns(make: Any, listener: Any, release: Any) -> None:
     signal = CancelSignal()
 
     def work() -> None:
@@ -257,7 +264,7 @@ def test_a_handler_that_stops_to_beat_overruns(make, listener, release):
     assert listener.next() == ("silent", Overran(30))
 
 
-def test_a_short_timeout_is_kept_on_a_thread_that_had_a_long_one_before(make, listener, release):
+def test_a_short_timeout_is_kept_on_a_thread_that_had_a_long_one_before(make: Any, listener: Any, release: Any) -> None:
     pool = make(1)
     pool.submit(listener.job("long", lambda: 1, timeout_ms=3_600_000))
     pool.submit(listener.job("none", lambda: 2))
@@ -266,7 +273,9 @@ def test_a_short_timeout_is_kept_on_a_thread_that_had_a_long_one_before(make, li
     assert listener.next_of(3)["short"] == Overran(20)
 
 
-def test_a_lane_with_too_many_hanging_handlers_refuses_jobs_until_one_returns(make, listener, release):
+def test_a_lane_with_too_many_hanging_handlers_refuses_jobs_until_one_returns(
+    make: Any, listener: Any, release: Any
+) -> None:
     pool = make(1, abandoned_limit=1)
     threads = []
 
@@ -296,7 +305,7 @@ def test_a_lane_with_too_many_hanging_handlers_refuses_jobs_until_one_returns(ma
 # --- cancelling and stopping ------------------------------------------------------------------------------------------
 
 
-def test_a_running_handler_sees_that_it_is_cancelled(make, listener):
+def test_a_running_handler_sees_that_it_is_cancelled(make: Any, listener: Any) -> None:
     pool = make()
     signal = CancelSignal()
     begun, cancelled = threading.Event(), threading.Event()
@@ -315,7 +324,7 @@ def test_a_running_handler_sees_that_it_is_cancelled(make, listener):
     assert listener.next() == ("works", Returned(True))
 
 
-def test_a_job_cancelled_before_it_began_is_not_run(make, listener, release):
+def test_a_job_cancelled_before_it_began_is_not_run(make: Any, listener: Any, release: Any) -> None:
     pool = make(1)
     pool.submit(listener.job("first", release.wait))
     pool.submit(listener.job("second", lambda: pytest.fail("it was run")))
@@ -327,7 +336,7 @@ def test_a_job_cancelled_before_it_began_is_not_run(make, listener, release):
     assert outcomes["second"] == Abandoned("cancelled before it began; the handler was not run")
 
 
-def test_a_callback_of_a_signal_is_called_once_whichever_comes_first():
+def test_a_callback_of_a_signal_is_called_once_whichever_comes_first() -> None:
     early, late, calls = CancelSignal(), CancelSignal(), []
 
     early.on_cancel(lambda: calls.append("early"))
@@ -339,7 +348,7 @@ def test_a_callback_of_a_signal_is_called_once_whichever_comes_first():
     assert calls == ["early", "late"]
 
 
-def test_stopping_waits_for_what_runs_and_drops_what_has_not_begun(make, listener, release):
+def test_stopping_waits_for_what_runs_and_drops_what_has_not_begun(make: Any, listener: Any, release: Any) -> None:
     pool = make(1)
     begun = threading.Event()
     signal = CancelSignal()
@@ -365,7 +374,7 @@ def test_stopping_waits_for_what_runs_and_drops_what_has_not_begun(make, listene
         pool.submit(listener.job("too late", lambda: 1))
 
 
-def test_what_outlasts_the_stop_is_not_heard_of_again(make, listener, release):
+def test_what_outlasts_the_stop_is_not_heard_of_again(make: Any, listener: Any, release: Any) -> None:
     pool = make(1)
     threads = []
     begun = threading.Event()
@@ -386,7 +395,7 @@ def test_what_outlasts_the_stop_is_not_heard_of_again(make, listener, release):
     assert listener.heard.empty()
 
 
-def test_stopping_cancels_when_told_to(make, listener):
+def test_stopping_cancels_when_told_to(make: Any, listener: Any) -> None:
     pool = make()
     signal = CancelSignal()
     begun, cancelled = threading.Event(), threading.Event()
@@ -406,7 +415,7 @@ def test_stopping_cancels_when_told_to(make, listener):
 # --- coroutines -------------------------------------------------------------------------------------------------------
 
 
-def test_thousands_of_coroutines_run_at_once_on_a_loop_of_the_pool(make, listener):
+def test_thousands_of_coroutines_run_at_once_on_a_loop_of_the_pool(make: Any, listener: Any) -> None:
     pool = make(async_limit=3_000)
     arrived = 0
     all_there = asyncio.Event()
@@ -425,7 +434,7 @@ def test_thousands_of_coroutines_run_at_once_on_a_loop_of_the_pool(make, listene
     assert set(listener.next_of(3_000).values()) == {Returned("understudy-async")}
 
 
-def test_no_more_coroutines_run_than_the_limit_and_the_rest_follows(make, listener):
+def test_no_more_coroutines_run_than_the_limit_and_the_rest_follows(make: Any, listener: Any) -> None:
     pool = make(async_limit=3)
     now, most = 0, 0
 
@@ -443,7 +452,7 @@ def test_no_more_coroutines_run_than_the_limit_and_the_rest_follows(make, listen
     assert most == 3
 
 
-def test_coroutines_run_on_the_callers_loop_where_one_is_given(listener):
+def test_coroutines_run_on_the_callers_loop_where_one_is_given(listener: Any) -> None:
     async def main() -> Outcome:
         loop = asyncio.get_running_loop()
         pool = ThreadPool(loop=loop)
@@ -460,7 +469,7 @@ def test_coroutines_run_on_the_callers_loop_where_one_is_given(listener):
     assert asyncio.run(main()) == Returned(True)
 
 
-def test_a_callers_loop_that_is_closed_ends_its_jobs_with_a_reason(make, listener):
+def test_a_callers_loop_that_is_closed_ends_its_jobs_with_a_reason(make: Any, listener: Any) -> None:
     loop = asyncio.new_event_loop()
     loop.close()
 
@@ -472,7 +481,7 @@ def test_a_callers_loop_that_is_closed_ends_its_jobs_with_a_reason(make, listene
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, asyncio.CancelledError])
-def test_whatever_a_coroutine_raises_ends_its_job_and_not_the_loop(make, listener, kind):
+def test_whatever_a_coroutine_raises_ends_its_job_and_not_the_loop(make: Any, listener: Any, kind: Any) -> None:
     pool = make()
 
     async def fail() -> None:
@@ -490,7 +499,9 @@ def test_whatever_a_coroutine_raises_ends_its_job_and_not_the_loop(make, listene
     assert listener.next() == ("good", Returned("fine"))
 
 
-def test_a_task_that_a_coroutine_left_behind_cannot_end_the_loop(make, listener, caplog):
+def test_a_task_that_a_coroutine_left_behind_cannot_end_the_loop(
+    make: Any, listener: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = make()
 
     async def crash() -> None:
@@ -509,7 +520,7 @@ def test_a_task_that_a_coroutine_left_behind_cannot_end_the_loop(make, listener,
     assert listener.next() == ("good", Returned("fine"))
 
 
-def test_a_coroutine_that_overruns_is_cancelled(make, listener):
+def test_a_coroutine_that_overruns_is_cancelled(make: Any, listener: Any) -> None:
     pool = make()
     unwound = threading.Event()
 
@@ -526,7 +537,7 @@ def test_a_coroutine_that_overruns_is_cancelled(make, listener):
     assert pool.stop(PATIENCE_S)
 
 
-def test_cancelling_a_coroutine_raises_inside_it(make, listener):
+def test_cancelling_a_coroutine_raises_inside_it(make: Any, listener: Any) -> None:
     pool = make()
     begun = threading.Event()
 
@@ -541,7 +552,7 @@ def test_cancelling_a_coroutine_raises_inside_it(make, listener):
     assert type(listener.next()[1].error) is asyncio.CancelledError
 
 
-def test_coroutines_that_do_not_let_themselves_be_cancelled_are_refused_company(make, listener):
+def test_coroutines_that_do_not_let_themselves_be_cancelled_are_refused_company(make: Any, listener: Any) -> None:
     pool = make(async_limit=1)
     enough: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
 
@@ -567,7 +578,9 @@ def test_coroutines_that_do_not_let_themselves_be_cancelled_are_refused_company(
     enough.get()()
 
 
-def test_a_coroutine_that_blocks_its_loop_does_not_stop_the_others_for_ever(make, listener, release, monkeypatch):
+def test_a_coroutine_that_blocks_its_loop_does_not_stop_the_others_for_ever(
+    make: Any, listener: Any, release: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pools, "PULSE_S", 0.05)
     pool = make()
     blocked: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
@@ -592,7 +605,9 @@ def test_a_coroutine_that_blocks_its_loop_does_not_stop_the_others_for_ever(make
     assert listener.heard.empty()
 
 
-def test_stopping_waits_for_coroutines_and_ends_the_loop(make, listener, caplog):
+def test_stopping_waits_for_coroutines_and_ends_the_loop(
+    make: Any, listener: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     pool = make()
     threads = []
     begun = threading.Event()
@@ -626,7 +641,7 @@ class Rehearsed:
         self.pool = SteppingPool(self.stage, self.clock)
         self.outcomes: list[tuple[str, Outcome]] = []
 
-    def submit(self, key: str, run: Callable[[], object], **fields: object) -> None:
+    def submit(self, key: str, run: Callable[[], object], **fields: Any) -> None:
         self.pool.submit(Job(key=key, run=run, done=lambda outcome: self.outcomes.append((key, outcome)), **fields))
 
     def run(self) -> None:
@@ -634,7 +649,7 @@ class Rehearsed:
             pass
 
 
-def test_on_a_stage_each_handler_is_one_step_on_the_callers_thread():
+def test_on_a_stage_each_handler_is_one_step_on_the_callers_thread() -> None:
     world = Rehearsed()
     world.submit("one", threading.current_thread)
     world.submit("two", threading.current_thread)
@@ -649,7 +664,7 @@ def test_on_a_stage_each_handler_is_one_step_on_the_callers_thread():
     assert len(world.outcomes) == 2
 
 
-def test_on_a_stage_handlers_may_raise_anything_and_be_coroutines():
+def test_on_a_stage_handlers_may_raise_anything_and_be_coroutines() -> None:
     world = Rehearsed()
 
     def fail() -> None:
@@ -668,7 +683,7 @@ def test_on_a_stage_handlers_may_raise_anything_and_be_coroutines():
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_on_a_stage_a_handler_that_hangs_overruns_when_virtual_time_says_so(is_async):
+def test_on_a_stage_a_handler_that_hangs_overruns_when_virtual_time_says_so(is_async: Any) -> None:
     async def hang() -> object:
         return HANG
 
@@ -685,7 +700,7 @@ def test_on_a_stage_a_handler_that_hangs_overruns_when_virtual_time_says_so(is_a
     assert world.pool.running() == 0
 
 
-def test_on_a_stage_a_cancelled_job_is_not_run():
+def test_on_a_stage_a_cancelled_job_is_not_run() -> None:
     world = Rehearsed()
     world.submit("cancelled", lambda: pytest.fail("it was run"))
 
@@ -695,7 +710,7 @@ def test_on_a_stage_a_cancelled_job_is_not_run():
     assert isinstance(world.outcomes[0][1], Abandoned)
 
 
-def test_on_a_stage_a_stopped_pool_has_dropped_everything():
+def test_on_a_stage_a_stopped_pool_has_dropped_everything() -> None:
     world = Rehearsed()
     world.submit("hangs", lambda: HANG, timeout_ms=500)
     world.run()

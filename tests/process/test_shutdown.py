@@ -362,12 +362,12 @@ def test_transactional_tasks_that_wait_for_their_turn_keep_it_over_a_restart(
     tmp_path: Path, eventually: Eventually
 ) -> None:
     begun: list[str] = []
-    gate = threading.Event()
+    gates = [threading.Event(), threading.Event()]
 
     @task(transactional=True, timeout="60s")
     def book(connection: Any, ctx: Context) -> str:
         begun.append(ctx.instance)
-        gate.wait(60)
+        gates[min(len(begun), 2) - 1].wait(60)
         connection.execute("CREATE TABLE IF NOT EXISTS booked (id TEXT)")
         connection.execute("INSERT INTO booked VALUES (?)", (ctx.instance,))
         return ctx.instance
@@ -375,13 +375,15 @@ def test_transactional_tasks_that_wait_for_their_turn_keep_it_over_a_restart(
     play = Process("play", book, gives=book)
     runtime = Runtime(tmp_path / "a.db", play)
     runtime.start(play, id="first")
-    eventually(lambda: begun, "the transaction")
-    # Nothing can be committed meanwhile, so these wait at the writer; the close lets the one that runs finish.
+    eventually(lambda: begun, "the first transaction")
+    # Nothing can be committed meanwhile: these wait at the writer, and are then started together.
     others = [threading.Thread(target=_try_to_start, args=(runtime, play, f"{n}")) for n in range(5)]
     for other in others:
         other.start()
+    gates[0].set()
+    eventually(lambda: len(begun) == 2, "the second transaction, with others behind it")
     with _closing(runtime):
-        gate.set()
+        gates[1].set()
     for other in others:
         other.join(60)
 
