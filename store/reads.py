@@ -235,9 +235,9 @@ class Reads:
 
     # --- history ---
 
-    def history(self, id_: str, *, limit: int | None = None) -> list[Record]:
-        """An instance's commits, oldest first; with a limit, the newest ones."""
-        rows = self.rows(_CHAIN, (id_, -1 if limit is None else limit))
+    def history(self, id_: str, *, limit: int | None = None, before: int | None = None) -> list[Record]:
+        """An instance's commits, oldest first. With a limit the newest ones, or those before the row of a `seq`."""
+        rows = self.rows(_CHAIN, (id_, before, -1 if limit is None else limit))
         return [Record(*row) for row in reversed(rows)]
 
     def check_chain(self, id_: str) -> list[Record]:
@@ -265,10 +265,11 @@ class Reads:
 
     # --- messages, subscribers, owner ---
 
-    def unclaimed_messages(self, *, limit: int = 100) -> list[tuple[int, str, str, int | None]]:
-        """Published messages that nobody waits for: number, name, key, expiry."""
+    def unclaimed_messages(self, *, limit: int = 100, after: int = 0) -> list[tuple[int, str, str, int | None]]:
+        """Published messages that nobody waits for: number, name, key, expiry; `after` is the last number before."""
         return self.rows(
-            "SELECT no, name, key, expires_ms FROM message WHERE instance IS NULL ORDER BY no LIMIT ?", (limit,)
+            "SELECT no, name, key, expires_ms FROM message WHERE instance IS NULL AND no > ? ORDER BY no LIMIT ?",
+            (after, limit),
         )
 
     def cursor(self, subscriber: str) -> int | None:
@@ -310,11 +311,13 @@ class Reads:
 _CHAIN = """
 WITH RECURSIVE chain(seq, instance, n, prev, at_ms, epoch, events, digest) AS (
   SELECT h.seq, h.instance, h.n, h.prev, h.at_ms, h.epoch, h.events, h.digest
-  FROM instance i JOIN history h ON h.seq = i.head WHERE i.id = ?
+  FROM instance i
+  JOIN history h ON h.seq = CASE WHEN ?2 IS NULL THEN i.head ELSE (SELECT b.prev FROM history b WHERE b.seq = ?2) END
+  WHERE i.id = ?1 AND h.instance = i.no
   UNION ALL
   SELECT h.seq, h.instance, h.n, h.prev, h.at_ms, h.epoch, h.events, h.digest
   FROM chain c JOIN history h ON h.seq = c.prev AND h.instance = c.instance WHERE c.prev > 0)
-SELECT * FROM chain LIMIT ?
+SELECT * FROM chain LIMIT ?3
 """
 _BETWEEN = """
 WITH RECURSIVE chain(seq, instance, n, prev, at_ms, epoch, events, digest) AS (

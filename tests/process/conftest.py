@@ -150,6 +150,13 @@ class World:
     def worker(self, *, role: str = "auto", lease_ms: int = 10_000) -> Child:
         return self._child("worker", self.path, role, lease_ms)
 
+    def workers(self, count: int) -> list[Child]:
+        """So many workers, all at once."""
+        children = [self._begin("worker", self.path, "auto", 10_000) for _ in range(count)]
+        for child in children:
+            child.wait_until_serving()
+        return children
+
     def victim(self, *, seed: int) -> Child:
         return self._child("victim", self.path, seed)
 
@@ -160,9 +167,13 @@ class World:
         return self._child("publisher", self.path, seed, *(["last"] if is_last else []))
 
     def _child(self, *arguments: object) -> Child:
+        child = self._begin(*arguments)
+        child.wait_until_serving()
+        return child
+
+    def _begin(self, *arguments: object) -> Child:
         child = Child(self.ledger, *arguments)
         self._children.append(child)
-        child.wait_until_serving()
         return child
 
     def stop(self, child: Child) -> None:
