@@ -89,11 +89,14 @@ class Directory:
     def loaded(self, instance: str, found: Loaded | None) -> None:
         """What the store holds of it; None when it holds nothing."""
         with self._lock:
-            self._enter(instance, found, self._entries[instance])
+            if not self._closed:
+                self._enter(instance, found, self._entries[instance])
 
     def unreadable(self, instance: str) -> list[Message]:
         """It cannot be activated; whoever waits for it is handed back."""
         with self._lock:
+            if self._closed:
+                return []  # They have been told.
             entry = self._entries.pop(instance)
             if entry.heritage:
                 self._unclaimed[instance] = entry.heritage

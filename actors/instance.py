@@ -12,20 +12,20 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-import attrs
 import msgspec
 
-from understudy.actors.clock import Clock
-from understudy.actors.directory import Directory, Heritage
-from understudy.actors.dispatcher import PooledActor, PooledRef, Scheduler
+from understudy.actors.answers import answer, answer_as_before, answer_recalled
+from understudy.actors.directory import Heritage
+from understudy.actors.dispatcher import PooledActor, Scheduler
 from understudy.actors.handlers import attempt_key
-from understudy.actors.messages import Arm, Committed, Drain, Forget, NotCommitted, Order, Run, Unsure, Wake, Write
+from understudy.actors.messages import Arm, Committed, Drain, NotCommitted, Order, Run, Unsure, Wake, Write
 from understudy.actors.promise import Promise
+from understudy.actors.services import Services, dismiss, forget
 from understudy.model import commands as c
 from understudy.model import effects as fx
 from understudy.model.decide import Decision, decide, outstanding
 from understudy.model.definition import Graph
-from understudy.model.errors import Conflict, Fenced, OutcomeUnknown, UnderstudyError, UnknownInstance
+from understudy.model.errors import Fenced, OutcomeUnknown, UnderstudyError, UnknownInstance
 from understudy.model.events import Entry
 from understudy.model.instance import Fault, Instance, Token
 from understudy.model.states import Status, TokenStatus
@@ -39,26 +39,6 @@ MOST_TRIES: Final = 3  # Activations that may fail on a command before its sende
 MOST_TROUBLES: Final = 5  # Activations in a row that may fail on the same instance before it is set aside.
 
 logger = logging.getLogger("understudy")
-
-
-@attrs.define(eq=False)
-class Services:
-    """What all instance actors of a runtime share."""
-
-    clock: Clock
-    directory: Directory
-    persistence: PooledRef[Any]
-    supervisor: PooledRef[Any]
-    release: Callable[[str, fx.RunTask, int], None]  # Hand an attempt to its handler.
-    withdraw: Callable[[str, fx.CancelTask], None]
-    epoch: int
-    keep_answers_ms: int
-    left: frozenset[str] | None = None  # If the former owner left in good order: the attempts that it left running.
-    is_draining: bool = False
-    is_recovered: bool = False  # Whether everything that a former life has left was brought back.
-    lost: UnderstudyError | None = None  # Why nothing can be committed any more.
-    is_sure: Callable[[], bool] = lambda: True  # Whether nobody can have replaced us since we last looked.
-    troubles: dict[str, int] = attrs.field(factory=dict)  # How many activations in a row have failed.
 
 
 class InstanceActor(PooledActor):
@@ -129,7 +109,7 @@ class InstanceActor(PooledActor):
 
     def _take(self, order: Order) -> None:
         if self._services.lost is not None:
-            _answer(order, self._services.lost)
+            answer(order, self._services.lost)
         elif self._retired:
             self._services.directory.tell(self._name, order)
         else:
@@ -222,7 +202,7 @@ class InstanceActor(PooledActor):
             if decision.entry is None and order.answer is not None and self._must_ask(order, decision):
                 self._answer_after(order, decision)
             else:
-                _answer(order, decision.refusal, decision.answer)
+                answer(order, decision.refusal, decision.answer)
 
     def _must_ask(self, order: Order, decision: Decision) -> bool:
         """Whether an answer that rests on no commit is to be confirmed by the writer.
@@ -234,7 +214,7 @@ class InstanceActor(PooledActor):
 
     def _answer_after(self, order: Order, decision: Decision) -> None:
         recalled: Promise[Any] = Promise()
-        recalled.add_done_callback(lambda _: _answer_recalled(order, decision, recalled))
+        recalled.add_done_callback(lambda _: answer_recalled(order, decision, recalled))
         self._services.persistence.tell(Run(Recall(order.command.key), recalled))
 
     def _returned(self, command: c.CompleteTask | c.FailTask) -> None:
@@ -296,7 +276,7 @@ class InstanceActor(PooledActor):
         command = order.command
         first = refused.first.get(command.key) if command.key else None
         if first is not None:
-            _answer_as_before(order, first)
+            answer_as_before(order, first)
             return True
         if refused.reason == "missing":
             return type(command) is c.Deliver  # The message went elsewhere; the store says where.
@@ -308,7 +288,7 @@ class InstanceActor(PooledActor):
                 at_ms=command.at_ms, token=command.token, task=command.task, attempt=command.attempt, fault=fault
             )
             return False
-        _answer(order, refused.error)
+        answer(order, refused.error)
         return True
 
     def _unsure(self, reason: str) -> None:
@@ -320,7 +300,7 @@ class InstanceActor(PooledActor):
             command = order.command
             if is_open and type(command) in (c.Send, c.Resolve) and not command.key:
                 text = f"{reason}; whether it landed is not known: look at {self._name} first, or repeat it with a key"
-                _answer(order, OutcomeUnknown(text))
+                answer(order, OutcomeUnknown(text))
             else:
                 again.append(order)
         self._retire(again + self._waiting)
@@ -338,7 +318,7 @@ class InstanceActor(PooledActor):
             if self._in_flight is None and order.tries < MOST_TRIES:
                 again.append(order)
             else:  # What was sent to the writer may have landed: a second time could be once too often.
-                _answer(order, error)
+                answer(order, error)
                 gone.append(order)
         self._retire(again + self._waiting, gone=gone, trouble=error)
 
@@ -359,7 +339,7 @@ class InstanceActor(PooledActor):
             services.directory.retire(self._name, self, [*others, Wake()], heritage)
             return
         for order in orders:
-            _answer(order, final)
+            answer(order, final)
         for out in self._out.values():
             services.withdraw(self._name, out)
         services.directory.drop(self._name, self)
@@ -413,45 +393,5 @@ class InstanceActor(PooledActor):
                 self._carry_out(effect)
 
 
-def dismiss(services: Services, name: str) -> None:
-    """Let an instance leave memory, if it still rests."""
-    actor = services.directory.leave(name)
-    if actor is not None:
-        forget(services, actor.stored_no)
-
-
-def forget(services: Services, no: int) -> None:
-    if no:
-        services.persistence.tell(Forget(no))
-
-
 def _deliver(posted: Posted, now_ms: int) -> c.Deliver:
     return c.Deliver(at_ms=now_ms, message=posted.no, wait=posted.wait, payload=posted.payload)
-
-
-def _answer_recalled(order: Order, decision: Decision, recalled: Promise[Any]) -> None:
-    error = recalled.error
-    first: Answered | None = None if error is not None else recalled.get()
-    if isinstance(error, UnderstudyError):
-        _answer(order, error)
-    elif first is not None:
-        _answer_as_before(order, first)
-    else:
-        _answer(order, decision.refusal, decision.answer)
-
-
-def _answer_as_before(order: Order, first: Answered) -> None:
-    """A key stands for one command: the same content gets the first answer, other content none."""
-    if first.digest == order.command.digest:
-        _answer(order, None, msgspec.json.decode(first.answer))
-    else:
-        _answer(order, Conflict(f"the key {order.command.key!r} was used before with other content"))
-
-
-def _answer(order: Order, error: UnderstudyError | None, value: Any = None) -> None:
-    if order.answer is None:
-        return
-    if error is not None:
-        order.answer.reject(error)
-    else:
-        order.answer.resolve(value)

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from understudy.actors.dispatcher import PooledActor, PooledRef, Scheduler
-from understudy.actors.instance import Services, dismiss
 from understudy.actors.messages import Arm, Barrier, Order, Run, Sweep, Tick, Wake
+from understudy.actors.services import Services, dismiss
 from understudy.model.commands import FireTimer
 from understudy.store.operations import Purge
 from understudy.store.recovery import due_waits, has_expired, next_due_ms, runnable, with_messages

@@ -24,14 +24,16 @@ from understudy.actors.definitions import Definitions
 from understudy.actors.directory import Directory, Heritage
 from understudy.actors.dispatcher import Dispatcher, PooledRef, Scheduler
 from understudy.actors.handlers import Handler
-from understudy.actors.instance import InstanceActor, Services
+from understudy.actors.instance import InstanceActor
 from understudy.actors.loader import Hold, LoaderActor, Resume
 from understudy.actors.messages import Barrier, Order, Run, Sweep, Tick, Write
 from understudy.actors.persistence import Health, PersistenceActor
-from understudy.actors.pool import Pool, ThreadPool
+from understudy.actors.pool import Pool
 from understudy.actors.promise import Driver, Promise
+from understudy.actors.services import Services
 from understudy.actors.supervisor import SupervisorActor
 from understudy.actors.tasks import TaskRunner
+from understudy.actors.threads import ThreadPool
 from understudy.actors.watch import Watch
 from understudy.model.commands import AnyCommand, Deliver
 from understudy.model.definition import Graph

@@ -25,8 +25,8 @@ from understudy.actors.pool import (
     Pool,
     Raised,
     Returned,
-    ThreadPool,
 )
+from understudy.actors.threads import ThreadPool
 from understudy.model.commands import CompleteTask, FailTask
 from understudy.model.effects import CancelTask, RunTask
 from understudy.model.errors import Closed, Conflict, TimedOut, Unavailable, UnderstudyError

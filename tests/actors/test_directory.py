@@ -271,6 +271,8 @@ def test_after_the_end_every_message_is_refused_and_nobody_waits() -> None:
     for order in (early, late):
         assert order.answer is not None
         assert isinstance(order.answer.error, Closed)
+    small.load_all()  # Whoever reads may not have heard of it yet.
+    assert small.directory.unreadable("one") == []
 
 
 # --- with everything else ---------------------------------------------------------------------------------------------

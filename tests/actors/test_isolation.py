@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from understudy.actors.isolation import ProcessRunner, beat
-from understudy.actors.pool import CancelSignal, Job, Overran, ThreadPool
+from understudy.actors.pool import CancelSignal, Job, Overran
+from understudy.actors.threads import ThreadPool
 from understudy.model.errors import Cancelled, Closed, Rejected, TimedOut, UnderstudyError
 
 PATIENCE_S = 10

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.actors import pool as pools
+from understudy.actors import threads as pools
 from understudy.actors.clock import VirtualClock
 from understudy.actors.pool import (
     HANG,
@@ -24,9 +24,9 @@ from understudy.actors.pool import (
     Raised,
     Returned,
     SteppingPool,
-    ThreadPool,
 )
 from understudy.actors.stepping import Stage
+from understudy.actors.threads import ThreadPool
 from understudy.model.errors import Closed, Conflict
 
 PATIENCE_S = 5

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from understudy import Context, Process, Runtime, task
 from understudy.audit import audit
 from understudy.model.events import Entry
 from understudy.store.connection import open_reader
@@ -234,6 +235,67 @@ class World:
             return {id: [entry for record in reads.history(id) for entry in record.entries] for id in reads.ids()}
 
 
+class Stage:
+    """What the handlers of one test do and have done."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.begun: list[tuple[str, str, int]] = []
+        self.gate = threading.Event()
+
+    def enter(self, name: str, ctx: Context) -> None:
+        self.begun.append((name, ctx.instance, ctx.attempt))
+
+    def count(self, name: str) -> int:
+        return sum(begun == name for begun, _instance, _attempt in self.begun)
+
+    def play(self) -> Process[Any, Any]:
+        """Two steps, of which the first waits for the gate."""
+
+        @task
+        def first(ctx: Context) -> None:
+            self.enter("first", ctx)
+            assert self.gate.wait(60)
+
+        @task
+        def second(ctx: Context) -> str:
+            self.enter("second", ctx)
+            return "done"
+
+        return Process("play", first, second, gives=second)
+
+    def events(self, runtime: Runtime, kind: type) -> list[Any]:
+        """All events of that kind, of all instances."""
+        return [
+            event
+            for summary in runtime.list(limit=1_000)
+            for step in runtime.history(summary.id)
+            for entry in step.entries
+            for event in entry.events
+            if isinstance(event, kind)
+        ]
+
+    @contextmanager
+    def closing(self, runtime: Runtime) -> Iterator[list[bool]]:
+        """Close on another thread; the block runs as soon as no handler begins any more.
+
+        What the close said stands in the list afterwards.
+        """
+        said: list[bool] = []
+        system = runtime.node.system
+        assert system is not None
+        pool: Any = system.ports.pool
+        thread = threading.Thread(target=lambda: said.append(runtime.close(timeout="60s")))
+        thread.start()
+        try:
+            while not pool.closed:
+                thread.join(0.001)
+            yield said
+        finally:
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
 def wait_for(condition: Callable[[], Any], what: str = "what is waited for") -> Any:
     """What the condition gives, once that is true: for what only another thread or process can bring about."""
     deadline_s = time.monotonic() + PATIENCE_S
@@ -253,3 +315,10 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path)
     yield made
     made.end()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path / "a.db")
+    yield made
+    made.gate.set()  # Whoever still hangs goes with the test.
