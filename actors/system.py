@@ -327,6 +327,11 @@ class System:
         self._door.close(OutcomeUnknown("this Runtime was closed before it could answer; look, or ask again"))
         self.watch.wake_all()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the next caller has to wait at the door."""
+        return self._door.is_full
+
     def kill(self) -> None:
         """Drop everything at once, as a crash would; for rehearsals."""
         self._closed = True
@@ -356,6 +361,10 @@ class _Door:
             raise Unavailable(f"{self._places} commands are under way already; nothing was done, try again in a moment")
         self._inside[promise] = None
         promise.add_done_callback(self._leave)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._inside) >= self._places
 
     def close(self, error: UnderstudyError) -> None:
         for promise in list(self._inside):

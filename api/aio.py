@@ -338,6 +338,9 @@ class AsyncRuntime:
     async def _call(self, name: str, request: dict[str, Any]) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s):
+                system = self.node.system
+                if system is not None and system.is_full:  # Waiting at the door blocks: not on the loop.
+                    return await _awaited(await asyncio.to_thread(self.node.submit, name, request))
                 return await _awaited(self.node.submit(name, request))
         except TimeoutError:
             raise TimedOut(

@@ -435,6 +435,12 @@ def connect(
     return Runtime(path, *processes, role="client", call_timeout=call_timeout)
 
 
+def _remove(folder: str, maker: int) -> None:
+    """Remove a folder, in the process that has made it: a forked child leaves it to its parent."""
+    if os.getpid() == maker:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class Place:
     """Where a runtime's database is, and how it is kept there.
 
@@ -451,7 +457,7 @@ class Place:
         if role not in ("auto", "owner"):
             raise Rejected(f'":memory:" is new and has no owner whom role={role!r} could meet; give the path of a file')
         folder = tempfile.mkdtemp(prefix="understudy-")
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._remove = weakref.finalize(self, _remove, folder, os.getpid())
         self.name = MEMORY
         self.path = str(Path(folder) / "memory.db")
         self.role = "owner"

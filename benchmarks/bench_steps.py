@@ -190,7 +190,9 @@ def _sample_rows(path: str) -> dict[str, Any]:
         hot = connection.execute(f"SELECT {', '.join(HOT)} FROM instance WHERE no = ?", (one.no,)).fetchone()
         token = connection.execute("SELECT * FROM token WHERE instance = ?", (one.no,)).fetchone()[1:]
         columns = ", ".join(HISTORY[2:])
-        history = connection.execute(f"SELECT {columns} FROM history WHERE seq = ?", (hot[HOT.index("head")],)).fetchone()
+        history = connection.execute(
+            f"SELECT {columns} FROM history WHERE seq = ?", (hot[HOT.index("head")],)
+        ).fetchone()
         nos = [row[0] for row in connection.execute("SELECT no FROM instance")]
         connection.close()
         gate.set()

@@ -6,7 +6,9 @@ Every list is paged by key: a page is found by an index however far it is from t
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,24 +107,43 @@ class Readers:
         self._open = open_
         self._shared = shared
         self._own = threading.local()
-        self._all: list[Database] = []
+        self._all: weakref.WeakSet[Database] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def database(self) -> Database:
         if self._shared is not None:
             return self._shared
-        found: Database | None = getattr(self._own, "database", None)
-        if found is None or found.is_closed():
-            found = self._own.database = self._open()
+        seat: _Seat | None = getattr(self._own, "seat", None)
+        if seat is None or seat.database.is_closed():
+            seat = self._own.seat = _Seat(self._open())
             with self._lock:
-                self._all.append(found)
-        return found
+                self._all.add(seat.database)
+        return seat.database
 
     def close(self) -> None:
         with self._lock:
-            for database in self._all:
-                database.close()
+            databases = list(self._all)
             self._all.clear()
+        for database in databases:
+            database.close()
+
+
+class _Seat:
+    """A thread's connection, which is closed when the thread has ended."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        weakref.finalize(self, _close, database, os.getpid())
+
+
+_not_ours: list[Database] = []  # A forked child has copies of its parent's connections, which it must never close.
+
+
+def _close(database: Database, maker: int) -> None:
+    if os.getpid() == maker:
+        database.close()
+    else:
+        _not_ours.append(database)
 
 
 class Reads:

@@ -183,11 +183,17 @@ class Writer:
         results: dict[int, Landed | Refused] = {}
         deliveries: list[Delivery] = []
         waiting = list(range(len(changes)))
-        while waiting:
-            waiting, later = self._admit(changes, waiting, results)
-            if waiting:
-                deliveries += self._write_together(changes, waiting, results, now_ms)
-            waiting = later
+        try:
+            while waiting:
+                waiting, later = self._admit(changes, waiting, results)
+                if waiting:
+                    deliveries += self._write_together(changes, waiting, results, now_ms)
+                waiting = later
+        except Fenced as fenced:
+            if any(isinstance(result, Landed) for result in results.values()):
+                # Whoever hears "fenced" asks the next owner again: a part that has landed must not be among them.
+                raise Unknown(f"a part of the batch was written, then: {fenced}") from fenced
+            raise
         return Written([results[n] for n in range(len(changes))], deliveries)
 
     def forget(self, no: int) -> None:

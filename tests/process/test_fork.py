@@ -90,7 +90,6 @@ def test_a_child_that_closes_the_runtime_closes_nothing_of_its_parent(tmp_path: 
         assert runtime.result("one") is None
 
 
-@pytest.mark.xfail(strict=False, reason="whoever closes removes the folder of a database in memory, a child too")
 def test_a_child_that_closes_a_runtime_in_memory_leaves_it_to_its_parent() -> None:
     with Runtime(":memory:", greeting) as runtime:
         runtime.start(greeting, id="one")

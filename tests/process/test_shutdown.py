@@ -335,7 +335,6 @@ def test_a_close_leaves_no_thread_and_no_open_file_behind(tmp_path: Path, eventu
     assert [str(warning.message) for warning in caught] == []
 
 
-@pytest.mark.xfail(strict=False, reason="a thread's connection is kept until the runtime is closed")
 def test_threads_that_have_ended_leave_no_open_file_behind(tmp_path: Path) -> None:
     play = Process("play", wait("go"))
     with Runtime(tmp_path / "a.db", play) as runtime:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from understudy.model import commands as c
 from understudy.model.errors import Conflict, Fenced, Rejected
-from understudy.store.batch import COLD, HOT
+from understudy.store.batch import COLD, HOT, Batch
 from understudy.store.commit import Answered, Commit, pack
 from understudy.store.operations import Beat
-from understudy.store.writer import Change, Landed, Publish, Refused, Writer
+from understudy.store.writer import Change, Landed, Publish, Refused, Unknown, Writer
 
 if TYPE_CHECKING:
     from tests.store.conftest import Desk
@@ -260,6 +260,31 @@ def test_after_a_newer_owner_has_taken_over_nothing_is_written_at_all(desk: Desk
         desk.write(*commits)
 
     assert desk.dump() == before
+
+
+def test_a_takeover_between_two_halves_of_a_batch_leaves_its_outcome_unknown(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever hears "fenced" asks the next owner again; the half that has landed would then be done twice."""
+    desk.put("one")
+    culprit, healthy = desk.start("one"), desk.start("two")
+    execute = desk.writer._execute
+    written: list[Batch] = []
+
+    def execute_and_be_replaced(batch: Batch, now_ms: int) -> Refused | None:
+        if written:
+            usurp(desk)
+        result = execute(batch, now_ms)
+        if result is None:
+            written.append(batch)
+        return result
+
+    monkeypatch.setattr(desk.writer, "_execute", execute_and_be_replaced)
+
+    with pytest.raises(Unknown, match="a part of the batch was written"):
+        desk.writer.write([healthy, culprit], now_ms=1)
+
+    assert desk.read("SELECT count(*) FROM instance WHERE id = 'two'") == [(1,)]
 
 
 def test_a_fenced_owner_can_run_no_operation(desk: Desk) -> None:
