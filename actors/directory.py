@@ -3,14 +3,18 @@
 Instances are virtual: whoever tells one something neither knows nor cares whether it is in memory. The directory
 alone holds their refs. An instance leaves only when nothing of it is under way and its inbox is empty, and both are
 tested and acted on under the same lock under which messages are told: no message can fall between.
+
+There is such a lock for each stripe of ids, not one for all. Threads that wait for a lock give up the GIL, and beside a
+busy thread of the host each of them waits 5 ms to get it back: one lock for everybody was most of the time of a step.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
@@ -37,33 +41,120 @@ class _Entry:
     heritage: Heritage | None = None
 
 
+STRIPES: Final = 64
+
+
 class Directory:
     """Maps instance ids to activations. Safe to use from any thread."""
 
     def __init__(self, *, resident_limit: int) -> None:
-        self.resident_limit = resident_limit
+        number = STRIPES if resident_limit >= 10 * STRIPES else 1  # A small limit is kept exactly, by one stripe.
+        self._stripes = [_Stripe(self, resident_limit=resident_limit // number) for _ in range(number)]
+        self.activate: Activate | None = None
+        self.load: Callable[[Load], Any] | None = None
+        self._rests: Callable[[], Any] | None = None
+        self._rest_told = False
+
+    def connect(self, activate: Activate, load: Callable[[Load], Any], rests: Callable[[], Any]) -> None:
+        """Say how an instance is activated, how one is read, and whom to tell that one rests; done once, at first."""
+        self.activate = activate
+        self.load = load
+        self._rests = rests
+
+    def _stripe(self, instance: str) -> _Stripe:
+        return self._stripes[hash(instance) % len(self._stripes)]
+
+    def tell(self, instance: str, message: Message, *, is_new: bool = False) -> None:
+        """Hand over a message; `is_new` means that the id was made for it, so that there is nothing to read."""
+        self._stripe(instance).tell(instance, message, is_new=is_new)
+
+    def loaded(self, instance: str, found: Loaded | None) -> None:
+        """What the store holds of it; None when it holds nothing."""
+        self._stripe(instance).loaded(instance, found)
+
+    def unreadable(self, instance: str) -> list[Message]:
+        """It cannot be activated; whoever waits for it is handed back."""
+        return self._stripe(instance).unreadable(instance)
+
+    def rest(self, instance: str, actor: InstanceActor, now_ms: int) -> list[str]:
+        """Nothing of the instance is under way; the ids of those that should leave, because too many rest."""
+        surplus = self._stripe(instance).rest(instance, actor, now_ms)
+        if not self._rest_told and self._rests is not None:
+            self._rest_told = True
+            self._rests()
+        return surplus
+
+    def leave(self, instance: str) -> InstanceActor | None:
+        """Let a resting instance go, if it still rests. The actor that was dropped; nobody can reach it any more."""
+        return self._stripe(instance).leave(instance)
+
+    def retire(
+        self, instance: str, actor: InstanceActor, messages: list[Message], heritage: Heritage | None = None
+    ) -> None:
+        """This activation's memory is not to be trusted: a successor reads the store and gets the messages."""
+        self._stripe(instance).retire(instance, actor, messages, heritage)
+
+    def drop(self, instance: str, actor: InstanceActor) -> None:
+        """This activation is over and has no successor until somebody tells the instance something."""
+        self._stripe(instance).drop(instance, actor)
+
+    # --- the whole ---
+
+    def resting_since(self) -> int | None:
+        """When the longest rest began; when nobody rests, the next one that does is told again."""
+        self._rest_told = False  # First, so that who comes to rest while we look is told of rather than overlooked.
+        began = [since for stripe in self._stripes if (since := stripe.resting_since()) is not None]
+        if began:
+            self._rest_told = True
+        return min(began, default=None)
+
+    def resting_before(self, moment_ms: int, limit: int) -> list[str]:
+        found = (name for stripe in self._stripes for name in stripe.resting_before(moment_ms, limit))
+        return list(itertools.islice(found, limit))
+
+    def drain(self, drained: Callable[[bool], None]) -> tuple[int, int]:
+        """Ask everybody who is not at rest to say when it has nothing to decide or to commit.
+
+        How many were asked, and how many are loading.
+        """
+        counts = [stripe.drain(drained) for stripe in self._stripes]
+        return sum(asked for asked, _ in counts), sum(loading for _, loading in counts)
+
+    def close(self) -> None:
+        """Take no more messages: whoever waits for an answer is told so."""
+        for stripe in self._stripes:
+            stripe.close()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._stripes))
+
+    def is_active(self, instance: str) -> bool:
+        return self._stripe(instance).is_active(instance)
+
+    @property
+    def resting(self) -> int:
+        return sum(stripe.resting for stripe in self._stripes)
+
+    @property
+    def activations(self) -> int:
+        return sum(stripe.activations for stripe in self._stripes)
+
+
+class _Stripe:
+    """The ids of one lock."""
+
+    def __init__(self, directory: Directory, *, resident_limit: int) -> None:
+        self._directory = directory
+        self._resident_limit = resident_limit
         self._entries: dict[str, _Entry] = {}
         self._idle: OrderedDict[str, int] = OrderedDict()  # At rest, longest first, with the moment that it began.
         self._lock = threading.Lock()
-        self._activate: Activate | None = None
-        self._load: Callable[[Load], Any] | None = None
-        self._rests: Callable[[], Any] | None = None
-        self._rest_told = False
         self._closed = False
         self._unclaimed: dict[str, Heritage] = {}  # Of those that could not be read, until they are.
         self.activations = 0
 
-    def connect(self, activate: Activate, load: Callable[[Load], Any], rests: Callable[[], Any]) -> None:
-        """Say how an instance is activated, how one is read, and whom to tell that one rests; done once, at first."""
-        self._activate = activate
-        self._load = load
-        self._rests = rests
-
-    # --- telling ---
-
     def tell(self, instance: str, message: Message, *, is_new: bool = False) -> None:
         """Hand over a message; `is_new` means that the id was made for it, so that there is nothing to read."""
-        assert self._load is not None
         with self._lock:
             if self._closed:
                 _refuse(message)
@@ -84,7 +175,7 @@ class Directory:
             else:  # It has just died of an error and has not said so yet; what it says later goes to its successor.
                 self._idle.pop(instance, None)
                 self._entries[instance] = _Entry(waiting=[message])
-        self._load(Load(instance))
+        self._load(instance)
 
     def loaded(self, instance: str, found: Loaded | None) -> None:
         """What the store holds of it; None when it holds nothing."""
@@ -103,10 +194,11 @@ class Directory:
             return entry.waiting
 
     def _enter(self, instance: str, found: Loaded | None, entry: _Entry) -> None:
-        assert self._activate is not None
         self.activations += 1
         heritage = self._unclaimed.pop(instance, None) if self._unclaimed else None
-        ref = self._activate(instance, found, heritage if entry.heritage is None else entry.heritage)
+        activate = self._directory.activate
+        assert activate is not None
+        ref = activate(instance, found, heritage if entry.heritage is None else entry.heritage)
         self._entries[instance] = _Entry(ref=ref)
         for message in entry.waiting:
             ref.tell(message)
@@ -124,14 +216,10 @@ class Directory:
                 return []
             self._idle[instance] = now_ms
             self._idle.move_to_end(instance)
-            surplus = self._surplus()
-            told, self._rest_told = self._rest_told, True
-        if not told and self._rests is not None:
-            self._rests()
-        return surplus
+            return self._surplus()
 
     def _surplus(self) -> list[str]:
-        over = len(self._idle) - self.resident_limit
+        over = len(self._idle) - self._resident_limit
         return [name for name, _ in zip(self._idle, range(over), strict=False)] if over > 0 else []
 
     def leave(self, instance: str) -> InstanceActor | None:
@@ -148,9 +236,7 @@ class Directory:
             return actor
 
     def resting_since(self) -> int | None:
-        """When the longest rest began; when nobody rests, the next one that does is told again."""
         with self._lock:
-            self._rest_told = bool(self._idle)
             return next(iter(self._idle.values()), None)
 
     def resting_before(self, moment_ms: int, limit: int) -> list[str]:
@@ -166,7 +252,6 @@ class Directory:
         self, instance: str, actor: InstanceActor, messages: list[Message], heritage: Heritage | None = None
     ) -> None:
         """This activation's memory is not to be trusted: a successor reads the store and gets the messages."""
-        assert self._load is not None
         with self._lock:
             entry = self._entries.get(instance)
             is_ours = entry is not None and entry.ref is actor.actor_ref and not self._closed
@@ -174,7 +259,7 @@ class Directory:
                 self._entries[instance] = _Entry(waiting=list(messages), heritage=heritage)
                 self._idle.pop(instance, None)
         if is_ours:
-            self._load(Load(instance))
+            self._load(instance)
         else:
             for message in messages:
                 self.tell(instance, message)
@@ -187,7 +272,10 @@ class Directory:
                 del self._entries[instance]
                 self._idle.pop(instance, None)
 
-    # --- the whole ---
+    def _load(self, instance: str) -> None:
+        load = self._directory.load
+        assert load is not None
+        load(Load(instance))
 
     def drain(self, drained: Callable[[bool], None]) -> tuple[int, int]:
         """Ask everybody who is not at rest to say when it has nothing to decide or to commit.

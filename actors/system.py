@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
+import random
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -83,8 +84,14 @@ def threaded_ports(limits: Limits, *, loop: Any = None) -> Ports:
         persistence=Dispatcher("persistence", slice_size=4_096),
         reading=Dispatcher("reading"),
         pool=ThreadPool(limits.threads, loop=loop),
-        new_id=lambda: uuid.uuid4().hex,
+        new_id=new_ids(),
     )
+
+
+def new_ids() -> Callable[[], str]:
+    """Ids as long and as random as a UUID's, without the system call that gives up the GIL for each of them."""
+    chance = random.Random(os.urandom(32))
+    return lambda: f"{chance.getrandbits(128):032x}"
 
 
 class System:

@@ -68,7 +68,7 @@ class Small:
         self.rests += 1
 
     def actor(self, name: str) -> Any:
-        entry = self.directory._entries[name]
+        entry = self.directory._stripe(name)._entries[name]
         assert entry.ref is not None
         return entry.ref.inbox.actor
 
