@@ -40,7 +40,7 @@ from understudy.model.commands import AnyCommand, Deliver
 from understudy.model.definition import Graph
 from understudy.model.errors import Closed, Damaged, Fenced, OutcomeUnknown, Unavailable, UnderstudyError
 from understudy.store.connection import MEMORY, open_reader
-from understudy.store.loading import Loaded
+from understudy.store.loading import Loaded, definition_row
 from understudy.store.operations import Beat, Leave
 from understudy.store.writer import Delivery, Operation, Publish, Writer
 
@@ -263,9 +263,7 @@ class System:
             self.lost(reason)
 
     def _read_definition(self, no: int) -> tuple[str, int, str] | None:
-        connection = self._reader.connection()
-        row = connection.execute("SELECT body, version, digest FROM definition WHERE no = ?", (no,)).fetchone()
-        return None if row is None else (row[0], row[1], row[2])
+        return definition_row(self._reader.connection(), no)
 
     # --- the end ---
 

@@ -20,6 +20,7 @@ from harness import child, figure, save, show
 
 from understudy import Limits, Process, Runtime, task, wait
 from understudy.actors.promise import Promise
+from understudy.actors.system import System
 
 INSTANCES = 100_000
 MESSAGES = 500
@@ -92,7 +93,7 @@ def _answered_ms(runtime: Runtime, name: str) -> float:
     return (time.perf_counter() - began_s) * 1_000
 
 
-def _system(runtime: Runtime):  # type: ignore[no-untyped-def]
+def _system(runtime: Runtime) -> System:
     assert runtime.node.system is not None
     return runtime.node.system
 

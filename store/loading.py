@@ -167,6 +167,12 @@ _DECODER = msgspec.json.Decoder(list[Row])
 _TAGS = msgspec.json.Decoder(dict[str, str])
 
 
+def definition_row(connection: Any, no: int) -> tuple[str, int, str] | None:
+    """A definition's body, version and digest."""
+    row = connection.execute("SELECT body, version, digest FROM definition WHERE no = ?", (no,)).fetchone()
+    return None if row is None else (row[0], row[1], row[2])
+
+
 def load(connection: Any, ids: Sequence[str], graph_of: GraphOf) -> dict[str, Loaded | Damaged]:
     """The instances of these ids; an id that is not there is not in the answer."""
     try:
