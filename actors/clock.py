@@ -55,7 +55,7 @@ class SystemClock:
     def __init__(self, *, wall: Callable[[], int] = utc_ms, reread_ms: int = REREAD_MS) -> None:
         self._wall = wall
         self._reread_ms = reread_ms
-        self._alarms = _Alarms()
+        self._alarms = Alarms()
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
 
@@ -79,7 +79,7 @@ class SystemClock:
     def stop(self) -> None:
         with self._changed:
             thread, self._thread = self._thread, None
-            self._alarms = _Alarms()
+            self._alarms = Alarms()
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -115,7 +115,7 @@ class VirtualClock:
 
     def __init__(self, start_ms: int) -> None:
         self._now_ms = start_ms
-        self._alarms = _Alarms()
+        self._alarms = Alarms()
 
     def now_ms(self) -> int:
         return self._now_ms
@@ -128,7 +128,7 @@ class VirtualClock:
         pass
 
     def stop(self) -> None:
-        self._alarms = _Alarms()
+        self._alarms = Alarms()
 
     def next_due_ms(self) -> int | None:
         return self._alarms.next_due_ms()
@@ -157,7 +157,7 @@ class VirtualClock:
             ring()
 
 
-class _Alarms:
+class Alarms:
     """Alarms by name and by due time. Replaced ones stay in the heap until they come up or outnumber the living."""
 
     def __init__(self) -> None:

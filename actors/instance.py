@@ -56,7 +56,7 @@ class InstanceActor(PooledActor):
     ) -> None:
         super().__init__(dispatcher=dispatcher)
         self._services = services
-        self._name = name
+        self.name = name
         self._activation = activation
         self._instance = Instance() if loaded is None else loaded.instance
         self._stored = Stored() if loaded is None else loaded.stored
@@ -111,7 +111,7 @@ class InstanceActor(PooledActor):
         if self._services.lost is not None:
             answer(order, self._services.lost)
         elif self._retired:
-            self._services.directory.tell(self._name, order)
+            self._services.directory.tell(self.name, order)
         else:
             self._waiting.append(order)
             self._go_on()
@@ -165,7 +165,7 @@ class InstanceActor(PooledActor):
     def _decision(self, order: Order) -> Decision:
         graph = self._graph or order.graph
         if graph is None:
-            text = f"there is no instance {self._name!r} in this database; list() shows all"
+            text = f"there is no instance {self.name!r} in this database; list() shows all"
             return Decision(refusal=UnknownInstance(text))
         decision = decide(self._instance, graph, order.command, go_on=not self._services.is_draining)
         if decision.entry is not None:
@@ -182,10 +182,10 @@ class InstanceActor(PooledActor):
         if self._retired:
             return
         decided = self._in_flight
-        assert decided is not None, self._name
+        assert decided is not None, self.name
         self._stored = message.stored
         if self._services.troubles:
-            self._services.troubles.pop(self._name, None)
+            self._services.troubles.pop(self.name, None)
         self._settle(decided)
         self._in_flight = None
         self._go_on()
@@ -227,14 +227,14 @@ class InstanceActor(PooledActor):
         if type(effect) is fx.RunTask:
             if not self._is_awaited(effect):
                 return  # A later command of the same commit has ended it.
-            services.release(self._name, effect, self._stored.no)
+            services.release(self.name, effect, self._stored.no)
             self._out[effect.token] = fx.CancelTask(effect.token, effect.task, effect.attempt)
         elif type(effect) is fx.ArmTimer:
-            services.supervisor.tell(Arm(self._name, effect.wait, effect.due_ms))
+            services.supervisor.tell(Arm(self.name, effect.wait, effect.due_ms))
         elif type(effect) is fx.CancelTask:
             if effect.token not in self._instance.tokens:
                 self._out.pop(effect.token, None)
-            services.withdraw(self._name, effect)
+            services.withdraw(self.name, effect)
 
     def _is_awaited(self, attempt: fx.RunTask | fx.CancelTask) -> bool:
         token = self._instance.tokens.get(attempt.token)
@@ -243,10 +243,10 @@ class InstanceActor(PooledActor):
     def _rest(self) -> None:
         directory = self._services.directory
         if not self._instance.exists or self._instance.is_ended:
-            directory.rest(self._name, self, 0)
-            leaving = [self._name]
+            directory.rest(self.name, self, 0)
+            leaving = [self.name]
         else:
-            leaving = directory.rest(self._name, self, self._services.clock.now_ms())
+            leaving = directory.rest(self.name, self, self._services.clock.now_ms())
         for name in leaving:
             dismiss(self._services, name)
 
@@ -299,7 +299,7 @@ class InstanceActor(PooledActor):
         for order, _ in self._in_flight or ():
             command = order.command
             if is_open and type(command) in (c.Send, c.Resolve) and not command.key:
-                text = f"{reason}; whether it landed is not known: look at {self._name} first, or repeat it with a key"
+                text = f"{reason}; whether it landed is not known: look at {self.name} first, or repeat it with a key"
                 answer(order, OutcomeUnknown(text))
             else:
                 again.append(order)
@@ -307,10 +307,10 @@ class InstanceActor(PooledActor):
 
     def _break(self, failure: BaseException | None) -> None:
         """A broken belief of ours: nobody waits for ever, and the successor reads the store."""
-        logger.error("instance %s met an internal error", self._name, exc_info=failure)
+        logger.error("instance %s met an internal error", self.name, exc_info=failure)
         if self._retired:
             return
-        error = UnderstudyError(f"{self._name} met an internal error ({failure!r}); please report it")
+        error = UnderstudyError(f"{self.name} met an internal error ({failure!r}); please report it")
         again: list[Order] = []
         gone: list[Order] = []
         for order in self._under_way:
@@ -336,23 +336,23 @@ class InstanceActor(PooledActor):
         if final is None:
             heritage = self._out if self._recovered else self._heritage
             others = [order for order in orders if type(order.command) is not c.Recover]  # The successor has its own.
-            services.directory.retire(self._name, self, [*others, Wake()], heritage)
+            services.directory.retire(self.name, self, [*others, Wake()], heritage)
             return
         for order in orders:
             answer(order, final)
         for out in self._out.values():
-            services.withdraw(self._name, out)
-        services.directory.drop(self._name, self)
+            services.withdraw(self.name, out)
+        services.directory.drop(self.name, self)
 
     def _last_straw(self, gone: list[Order], trouble: UnderstudyError | None) -> UnderstudyError | None:
         """What is wrong with the instance itself, if its activations fail whatever they are told."""
         if trouble is None or any(type(order.command) is not c.Recover for order in gone):
             return None
         troubles = self._services.troubles
-        troubles[self._name] = troubles.get(self._name, 0) + 1
-        if troubles[self._name] <= MOST_TROUBLES:
+        troubles[self.name] = troubles.get(self.name, 0) + 1
+        if troubles[self.name] <= MOST_TROUBLES:
             return None
-        logger.error("instance %s is set aside until somebody tells it something: %s", self._name, trouble)
+        logger.error("instance %s is set aside until somebody tells it something: %s", self.name, trouble)
         return trouble
 
     # --- beginning ---
@@ -364,7 +364,7 @@ class InstanceActor(PooledActor):
         for out in list(self._out.values()):
             if not self._is_awaited(out):
                 del self._out[out.token]
-                self._services.withdraw(self._name, out)
+                self._services.withdraw(self.name, out)
         if self._instance.moving or loaded.work:
             self._recovered = False
             self._unbegun = {token.id for token in self._instance.tokens.values() if self._was_never_begun(token)}
@@ -380,14 +380,14 @@ class InstanceActor(PooledActor):
         if self._heritage is not None:
             return True  # The predecessor's commit has landed after all, and nothing of it was released.
         left = self._services.left
-        return left is not None and attempt_key(self._name, token.task, token.attempt) not in left
+        return left is not None and attempt_key(self.name, token.task, token.attempt) not in left
 
     def _begin_unbegun(self) -> None:
         self._recovered = True
         unbegun, self._unbegun = self._unbegun, set()
         if not unbegun or self._services.is_draining:
             return
-        assert self._graph is not None, self._name
+        assert self._graph is not None, self.name
         for effect in outstanding(self._instance, self._graph):
             if type(effect) is fx.RunTask and effect.token in unbegun:
                 self._carry_out(effect)

@@ -8,7 +8,7 @@ a clock, draw a random number or start a thread: whoever makes the stage brings 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pykka
@@ -63,9 +63,9 @@ class Stage:
         self._interrupt: KeyboardInterrupt | None = None
 
     @property
-    def ready(self) -> tuple[PooledActor | Job, ...]:
-        """What could happen next, longest ready first."""
-        return tuple(self._ready)
+    def ready(self) -> Sequence[PooledActor | Job]:
+        """What could happen next, longest ready first; not to be kept or changed."""
+        return self._ready
 
     def dispatcher(self, name: str) -> SteppingDispatcher:
         """A new dispatcher whose actors take part in the schedule of this stage."""
@@ -77,14 +77,21 @@ class Stage:
 
     def step(self) -> bool:
         """Let one thing happen: one message, one on_start or one job. False if nothing is ready."""
-        if current.actor is not None:
-            raise BlockedInsideActor(f"{current.actor} can't drive the stage; only a caller from outside can")
+        self._check_outside()
         if not self._ready:
             return False
-        index = self._choose(len(self._ready))
+        self.play(self._choose(len(self._ready)))
+        return True
+
+    def play(self, index: int) -> None:
+        """Let the one of `ready` happen that has this index; for a schedule that sees more than this stage."""
+        self._check_outside()
         assert 0 <= index < len(self._ready), f"choose gave {index} of {len(self._ready)} that are ready"
         self._play(self._ready.pop(index))
-        return True
+
+    def __len__(self) -> int:
+        """How many things could happen next."""
+        return len(self._ready)
 
     def run_until_idle(self, *, max_steps: int = STEPS_BEFORE_LIVELOCK) -> int:
         """Step until nothing is ready; the number of steps, or `Livelock` if more than `max_steps` would be needed."""
@@ -134,6 +141,10 @@ class Stage:
     def interrupt(self, interrupt: KeyboardInterrupt) -> None:
         """For dispatchers: raise this on the driving thread once the step is over."""
         self._interrupt = interrupt
+
+    def _check_outside(self) -> None:
+        if current.actor is not None:
+            raise BlockedInsideActor(f"{current.actor} can't drive the stage; only a caller from outside can")
 
     def _play(self, item: PooledActor | Job) -> None:
         if isinstance(item, Job):

@@ -39,7 +39,6 @@ from understudy.actors.watch import Watch
 from understudy.model.commands import AnyCommand, Deliver
 from understudy.model.definition import Graph
 from understudy.model.errors import Closed, Damaged, Fenced, OutcomeUnknown, Unavailable, UnderstudyError
-from understudy.store.connection import MEMORY, open_reader
 from understudy.store.loading import Loaded, definition_row
 from understudy.store.operations import Beat, Leave
 from understudy.store.writer import Delivery, Operation, Publish, Writer
@@ -74,6 +73,7 @@ class Ports:
     pool: Pool
     new_id: Callable[[], str]
     driver: Driver | None = None
+    monotonic_s: Callable[[], float] = time.monotonic  # By which an owner knows how long ago it was surely the owner.
 
 
 def threaded_ports(limits: Limits, *, loop: Any = None) -> Ports:
@@ -119,10 +119,10 @@ class System:
         self.lost: Callable[[str], None] = _nothing  # Called once when nothing can be committed here any more.
         self._closed = False
         self._beaten: Promise[Any] | None = None
-        self._sure_s = time.monotonic()  # When the last beat that is known to have landed was sent.
+        self._sure_s = ports.monotonic_s()  # When the last beat that is known to have landed was sent.
         self._activations = itertools.count(1)
         self._door = _Door(limits.in_flight, limits.patience_ms / 1_000 if ports.driver is None else 0)
-        self._reader = writer.database if writer.path == MEMORY else open_reader(writer.path)
+        self._reader = writer.storage.reader(writer.path)
         self.definitions = Definitions(self._read_definition)
         self.directory = Directory(resident_limit=limits.resident)
         self.runner = TaskRunner(ports.pool, ports.clock, self.directory, handlers, limit_bytes=limits.value_bytes)
@@ -201,7 +201,7 @@ class System:
         """Show those who wait to take over a sign of life, unless the last one is still on its way."""
         if self._beaten is None or self._beaten.done:
             self._beaten = self.promise()
-            self._beaten.add_done_callback(partial(self._heard, time.monotonic()))
+            self._beaten.add_done_callback(partial(self._heard, self.ports.monotonic_s()))
             self.persistence.tell(Run(Beat(), self._beaten))
 
     def _heard(self, sent_s: float, beaten: Promise[Any]) -> None:
@@ -210,7 +210,7 @@ class System:
 
     def _is_sure(self) -> bool:
         """Nobody takes over from an owner whose beat they have seen move within a lease."""
-        return self.ports.driver is not None or time.monotonic() - self._sure_s < self.limits.lease_ms / 1_000
+        return self.ports.monotonic_s() - self._sure_s < self.limits.lease_ms / 1_000
 
     def _admitted(self) -> Promise[Any]:
         self._check()
@@ -323,8 +323,7 @@ class System:
         self.directory.close()
         self.ports.clock.stop()
         self.ports.reading.stop(SETTLE_S)
-        if self._reader is not self.writer.database:
-            self._reader.close()  # The writer is the last to close: only then SQLite folds the log into the file.
+        self._reader.close()  # The writer is the last to close: only then SQLite folds the log into the file.
         with contextlib.suppress(*_NO_ANSWER):
             self.persistence.stop(block=False).get(timeout=SETTLE_S)
         self.ports.instances.stop(SETTLE_S)
@@ -346,8 +345,7 @@ class System:
     def close_files(self) -> None:
         """Close what a killed system has left open."""
         self.writer.close()
-        if self._reader is not self.writer.database:
-            self._reader.close()
+        self._reader.close()
 
 
 class _Door:

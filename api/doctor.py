@@ -24,7 +24,8 @@ import pykka
 from understudy.actors.control import ControlClient
 from understudy.model.durations import show_duration, show_moment
 from understudy.model.errors import UnderstudyError
-from understudy.store.connection import MEMORY, Database, explained, open_reader
+from understudy.requests import MEMORY
+from understudy.store.connection import Database, explained, open_reader
 from understudy.store.migrations import LATEST, version_of
 from understudy.store.ownership import Address, OwnerFile
 from understudy.store.reads import Readers, Reads
@@ -187,7 +188,7 @@ class _Contents:
 
     def __init__(self, path: str, database: Database) -> None:
         self._path = path
-        self._reads = Reads(Readers(path, lambda: database, shared=database))
+        self._reads = Reads(Readers(path, lambda: database))
         self._now_ms = time.time_ns() // 1_000_000
         self._has_owner = False
 

@@ -25,9 +25,9 @@ from understudy.actors.handlers import Handler
 from understudy.actors.promise import Promise
 from understudy.actors.system import Limits, Ports, System, threaded_ports
 from understudy.model.errors import Closed, OutcomeUnknown, Unavailable, UnderstudyError, UsedAfterFork
-from understudy.parts import Call, Casting, Owner, Part, Role, open_owner
+from understudy.parts import Call, Casting, Owner, Part, Role
 from understudy.service import Parameters
-from understudy.store.connection import MEMORY, Settings, open_reader
+from understudy.store.connection import Settings, open_reader
 from understudy.store.migrations import check_latest
 from understudy.store.reads import Readers, Reads
 from understudy.store.writer import Writer
@@ -56,7 +56,7 @@ class Node:
         settings: Settings,
         ports: Callable[[], Ports] | None = None,
     ) -> None:
-        self.path = path if path == MEMORY else str(Path(path).absolute())
+        self.path = str(Path(path).absolute())
         self.role = role
         self.limits = limits
         self._settings = settings
@@ -168,32 +168,22 @@ class Node:
     # --- beginning ---
 
     def _begin(self, deployments: list[str]) -> None:
-        if self.path == MEMORY:
-            self._install(self._memory())
-        else:
-            self._casting = Casting(
-                self.path,
-                self.role,
-                self._settings,
-                lease_s=self.limits.lease_ms / 1_000,
-                make=self._make,
-                reads=self._reads,
-                on_lost=self._stirred.set,
-            )
-            self._find_first(self._casting)
-            self._keep_it()
+        self._casting = Casting(
+            self.path,
+            self.role,
+            self._settings,
+            lease_s=self.limits.lease_ms / 1_000,
+            make=self._make,
+            reads=self._reads,
+            on_lost=self._stirred.set,
+        )
+        self._find_first(self._casting)
+        self._keep_it()
         for body in deployments:
             try:
                 self.submit("deploy", {"body": body}).get(timeout=DEPLOY_S)
             except pykka.Timeout:
                 raise Unavailable(f"{self.path} has not taken a definition within {DEPLOY_S:g} s; try again") from None
-
-    def _memory(self) -> Owner:
-        writer = Writer(MEMORY, self._settings)
-        writer.take_over("memory")
-        self._readers = Readers(self.path, self._open_reader, shared=writer.database)
-        self._reads = Reads(self._readers)
-        return open_owner(self._make(writer, None), self._reads, None, role=self.role)
 
     def _make(self, writer: Writer, left: frozenset[str] | None) -> System:
         system = System(writer, self._handlers, self._make_ports(), self.limits, left=left)

@@ -110,6 +110,7 @@ class Rehearsal(Runtime):
             pool=SteppingPool(stage, self.clock),
             new_id=lambda: f"rehearsal-{next(self._numbers)}",
             driver=stage,
+            monotonic_s=lambda: 0.0,  # Nobody else could own the file meanwhile.
         )
 
     # --- casting ---

@@ -21,6 +21,9 @@ Duration = str | int | float | timedelta
 MOST_LISTED: Final = 10_000
 
 
+MEMORY: Final = ":memory:"
+
+
 def database_place(path: str | os.PathLike[str]) -> str:
     """The path of a database that can be there; what can never be is refused before anything is made beside it."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None

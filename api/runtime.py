@@ -24,6 +24,7 @@ from understudy.model.values import encode
 from understudy.opening import Opened, open_node
 from understudy.process import Process
 from understudy.requests import (
+    MEMORY,
     Duration,
     database_place,
     filter_request,
@@ -35,7 +36,6 @@ from understudy.requests import (
     subscriber_request,
 )
 from understudy.state import State
-from understudy.store.connection import MEMORY
 from understudy.store.reads import Summary
 from understudy.subscriptions import Change, Subscription, follow
 from understudy.views import (

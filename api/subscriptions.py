@@ -119,6 +119,13 @@ class Subscription:
 
     def _deliver_page(self) -> bool:
         """Whether more may be waiting. What is not stored at the end is delivered again: the cursor moves last."""
+        move, is_full = self._delivered()
+        if move is not None:
+            self._move(move)
+        return is_full
+
+    def _delivered(self) -> tuple[MoveCursor | None, bool]:
+        """Hand over a page; how the cursor is to be moved for it, and whether more may be waiting."""
         held = {hold[1]: hold for hold in self._node.reads.held(self.name)}
         released, holds = self._try_held(held)
         page = self._node.reads.after(self.cursor, PAGE)
@@ -134,9 +141,9 @@ class Subscription:
                 held[record.instance] = (self.name, record.instance, instance, *_fields(hold))
                 released.discard(record.instance)
                 holds[record.instance] = hold
-        if cursor != self.cursor or released or holds:
-            self._move(cursor, holds, released)
-        return len(page) == PAGE
+        is_moved = cursor != self.cursor or released or holds
+        move = MoveCursor(self.name, cursor, tuple(holds.values()), tuple(released)) if is_moved else None
+        return move, len(page) == PAGE
 
     def _try_held(self, held: dict[int, Any]) -> tuple[set[int], dict[int, Hold]]:
         released: set[int] = set()
@@ -171,16 +178,15 @@ class Subscription:
             return Hold(record.instance, record.seq, tries, due_ms, _text(error))
         return None
 
-    def _move(self, cursor: int, holds: dict[int, Hold], released: set[int]) -> None:
+    def _move(self, move: MoveCursor) -> None:
         system = self._node.system
         if system is None:
             raise Closed()
-        move = MoveCursor(self.name, cursor, tuple(holds.values()), tuple(released))
         try:
             system.run(move).get(timeout=MOVE_S)
         except pykka.Timeout as error:
             raise UnderstudyError(f"the cursor could not be stored within {MOVE_S:g} s") from error
-        self.cursor = cursor
+        self.cursor = move.cursor
 
     def _now_ms(self) -> int:
         system = self._node.system

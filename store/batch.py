@@ -10,6 +10,7 @@ the whole batch back.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -182,8 +183,13 @@ FROM temp.{PREFIX}matched p CROSS JOIN message m ON m.no = p.message CROSS JOIN 
 """
 
 
-def statements() -> Iterator[str]:
+@functools.cache
+def statements() -> tuple[str, ...]:
     """What a connection needs once before `WRITE` writes batches on it, and `MATCHED` reads what was matched."""
+    return tuple(_statements())
+
+
+def _statements() -> Iterator[str]:
     yield f"CREATE TEMP TABLE {PREFIX}matched (message INTEGER, instance INTEGER, wait INTEGER)"
     yield from _view("pair", ("name", "key", "most", "now_ms"), (_pair(),))
     calls = [_fence()]

@@ -13,7 +13,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote
 
 import attrs
@@ -24,7 +24,6 @@ from understudy.store.schema import APPLICATION_ID
 
 LEAST_SQLITE: Final = (3, 34, 0)
 LEAST_BYTES: Final = 512  # Of a database that is not empty.
-MEMORY: Final = ":memory:"
 BUSY_TIMEOUT_MS: Final = 5_000
 SYNCHRONOUS: Final = {"full": "FULL", "relaxed": "NORMAL"}
 
@@ -60,24 +59,51 @@ class Database(peewee.SqliteDatabase):
         return opened
 
 
+class Storage(Protocol):
+    """Where databases are kept, and how connections to them are made: the port behind which a disk can be simulated."""
+
+    def writer(self, path: str, settings: Settings) -> Database:
+        """The one connection that writes; the database is made if it is not there."""
+
+    def reader(self, path: str) -> Database:
+        """A connection that only reads."""
+
+
+class Files:
+    """Files on a local disk."""
+
+    def writer(self, path: str, settings: Settings) -> Database:
+        return open_writer(path, settings)
+
+    def reader(self, path: str) -> Database:
+        return open_reader(path)
+
+
+FILES: Final = Files()
+
+
+def writer_pragmas(settings: Settings) -> list[tuple[str, object]]:
+    """How the connection that writes is set up, wherever the database is."""
+    return [
+        ("trusted_schema", "OFF"),
+        ("cell_size_check", "ON"),
+        ("foreign_keys", "ON"),
+        ("synchronous", SYNCHRONOUS[settings.durability]),
+        ("cache_size", -settings.cache_kib),
+        ("wal_autocheckpoint", settings.checkpoint_pages),
+        ("journal_size_limit", 64 * 1024 * 1024),
+        ("temp_store", "MEMORY"),
+    ]
+
+
 def open_writer(path: str, settings: Settings) -> Database:
     """The one connection that writes. The file is made if it is not there, readable by its owner alone."""
     check_library()
-    if path != MEMORY:
-        _make_private(Path(path))
-        _look_first(path)
+    _make_private(Path(path))
+    _look_first(path)
     database = Database(
         path,
-        pragmas=[
-            ("trusted_schema", "OFF"),
-            ("cell_size_check", "ON"),
-            ("foreign_keys", "ON"),
-            ("synchronous", SYNCHRONOUS[settings.durability]),
-            ("cache_size", -settings.cache_kib),
-            ("wal_autocheckpoint", settings.checkpoint_pages),
-            ("journal_size_limit", 64 * 1024 * 1024),
-            ("temp_store", "MEMORY"),
-        ],
+        pragmas=writer_pragmas(settings),
         check_same_thread=False,
         autoconnect=False,
         thread_safe=False,  # One connection, handed from thread to thread; peewee would open one for each.
@@ -192,7 +218,7 @@ def _look_first(path: str) -> None:
 def _use_wal(database: Database, path: str) -> None:
     connection = database.connection()
     mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
-    if path == MEMORY or mode == "wal":
+    if mode == "wal":
         return
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":

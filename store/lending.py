@@ -57,7 +57,6 @@ class LentConnection:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._is_over = False
-        self._thread = 0  # Whose call it is that is being made.
         self._lock = threading.Lock()  # Held during each call: who revokes waits for the call that it has interrupted.
 
     def execute(self, statement: str, parameters: Any = (), /) -> list[Any]:
@@ -78,15 +77,12 @@ class LentConnection:
         if not self._connection.in_transaction:
             # What a conflict with OR ROLLBACK or a full disk leaves: each further statement would be a commit.
             raise Rejected("a statement of this task has rolled its transaction back; let the handler raise")
-        self._thread = threading.get_ident()
         return self._connection
 
     def authorize(
         self, action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None
     ) -> int:
-        """For SQLite: whether a statement may do this. Readers of a database in memory share the connection."""
-        if threading.get_ident() != self._thread:
-            return sqlite3.SQLITE_OK
+        """For SQLite: whether a statement may do this."""
         if action == sqlite3.SQLITE_PRAGMA and first == "data_version":
             return sqlite3.SQLITE_OK  # It changes nothing, and full-text search asks for it.
         if action in _DENIED or _is_ours(first) or (action in _ON_TABLE and _is_ours(second)):

@@ -6,6 +6,7 @@ Every list is paged by key: a page is found by an index however far it is from t
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -100,19 +101,16 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Readers:
-    """A read-only connection for each thread that asks; one shared connection for a database in memory."""
+    """A read-only connection for each thread that asks."""
 
-    def __init__(self, path: str, open_: Callable[[], Database], *, shared: Database | None = None) -> None:
+    def __init__(self, path: str, open_: Callable[[], Database]) -> None:
         self.path = path
         self._open = open_
-        self._shared = shared
         self._own = threading.local()
         self._all: weakref.WeakSet[Database] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def database(self) -> Database:
-        if self._shared is not None:
-            return self._shared
         seat: _Seat | None = getattr(self._own, "seat", None)
         if seat is None or seat.database.is_closed():
             seat = self._own.seat = _Seat(self._open())
@@ -173,7 +171,7 @@ class Reads:
     # --- instances ---
 
     def find(self, id_: str) -> Summary | None:
-        rows = self._query(_summaries().where(InstanceRow.id == id_))
+        rows = self.rows(_summary_by_id(), (id_,))
         return _summary(rows[0]) if rows else None
 
     def summary(self, id_: str) -> Summary:
@@ -349,6 +347,13 @@ WITH RECURSIVE chain(seq, instance, n, prev, at_ms, epoch, events, digest) AS (
   FROM chain c JOIN history h ON h.seq = c.prev WHERE c.prev >= ?2)
 SELECT * FROM chain WHERE seq >= ?2 AND seq <= ?3
 """
+
+
+@functools.cache
+def _summary_by_id() -> str:
+    """Made once: to put the question together takes longer than to answer it."""
+    statement: str = _summaries().where(InstanceRow.id == "").sql()[0]
+    return statement
 
 
 def _summaries() -> Any:

@@ -17,7 +17,7 @@ import msgspec
 from understudy.model.errors import Conflict, Damaged, Fenced, Rejected, UnderstudyError
 from understudy.store.batch import MATCHED, WRITE, Batch, Unwritable, statements
 from understudy.store.commit import Answered, Commit, Stored
-from understudy.store.connection import MEMORY, Database, Settings, explain, explained, open_writer
+from understudy.store.connection import FILES, Database, Settings, Storage, explain, explained
 from understudy.store.migrations import migrate
 from understudy.store.operations import Beat
 
@@ -97,9 +97,10 @@ class Counters(NamedTuple):
 class Writer:
     """The writing connection, its epoch and its counters."""
 
-    def __init__(self, path: str, settings: Settings) -> None:
+    def __init__(self, path: str, settings: Settings, *, storage: Storage = FILES) -> None:
         self.path = path
         self.settings = settings
+        self.storage = storage
         self.epoch = 0
         self._versions: dict[int, int] = {}
         self._counters = Counters(0, 0, 0)
@@ -107,7 +108,7 @@ class Writer:
         self._open()
 
     def _open(self) -> None:
-        self.database: Database = open_writer(self.path, self.settings)
+        self.database: Database = self.storage.writer(self.path, self.settings)
         try:
             with explained(self.path):
                 self.migrated = migrate(self.database, self.path)
@@ -154,22 +155,12 @@ class Writer:
 
     def reopen(self) -> None:
         """A new connection after an unknown failure; the epoch stays ours only if the file still says so."""
-        if self.path == MEMORY:
-            self._roll_back()  # A new connection would have nothing in it.
-        else:
-            self.close()
-            self._open()
+        self.close()
+        self._open()
         with explained(self.path):
             epoch = self.connection.execute("SELECT epoch FROM owner WHERE partition = 0").fetchone()[0]
         if epoch != self.epoch:
             raise Fenced()
-
-    def _roll_back(self) -> None:
-        with explained(self.path):
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-            self._read_counters()
-        self._versions.clear()
 
     def close(self) -> None:
         self._connection = None
@@ -339,8 +330,7 @@ class Writer:
 
     def checkpoint(self) -> None:
         """Move what is in the log into the file, as far as readers allow. Only this connection ever does."""
-        if self.path != MEMORY:
-            self._read("PRAGMA wal_checkpoint(PASSIVE)", ())
+        self._read("PRAGMA wal_checkpoint(PASSIVE)", ())
 
     def failure(self, error: sqlite3.Error) -> Damaged | Unknown:
         """What a failure of the database means for whoever was writing."""

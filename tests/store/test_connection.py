@@ -21,7 +21,7 @@ import pytest
 
 from understudy.model.errors import Damaged, NewerSchema, NotOurs, Unavailable, UnderstudyError
 from understudy.store import connection as module
-from understudy.store.connection import MEMORY, Settings, explain, explained, open_reader, open_writer
+from understudy.store.connection import Settings, explain, explained, open_reader, open_writer
 from understudy.store.migrations import LATEST, check_latest
 from understudy.store.operations import Beat
 from understudy.store.writer import Publish, Unknown, Writer
@@ -138,11 +138,11 @@ def test_a_file_with_a_log_that_was_never_emptied_is_whole(tmp_path: Path) -> No
     successor.close()
 
 
-def test_an_old_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 33, 0))
 
     with pytest.raises(Unavailable, match="too old"):
-        open_writer(MEMORY, Settings())
+        open_writer(str(tmp_path / "new.db"), Settings())
 
 
 # --- not ours ---------------------------------------------------------------------------------------------------------

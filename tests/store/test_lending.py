@@ -15,7 +15,6 @@ import pytest
 from understudy import Process, Retry, task
 from understudy.model import commands as c
 from understudy.model.errors import Conflict, Fenced, Rejected
-from understudy.store.connection import MEMORY
 from understudy.store.lending import LentConnection, Loan
 from understudy.store.writer import Unknown, Writer
 
@@ -231,24 +230,6 @@ def test_a_handler_may_have_tables_for_full_text_search(lender: Desk) -> None:
 
     assert loan.lent.execute("SELECT count(*) FROM document WHERE document MATCH 'not'") == [(1,)]
     loan.commit("null")
-
-
-def test_who_shares_the_connection_of_a_database_in_memory_may_read_on(desk: Desk) -> None:
-    memory = type(desk)(MEMORY)
-    memory.put("one")
-    loan = borrow(memory)
-    loan.lent.execute("CREATE TABLE mine (text TEXT)")
-    found: list[Any] = []
-
-    reader = threading.Thread(target=lambda: found.extend(memory.read("SELECT epoch FROM owner")))
-    reader.start()
-    reader.join(30)
-
-    with pytest.raises(Rejected):
-        loan.lent.execute("SELECT epoch FROM owner WHERE true")
-    loan.roll_back()
-    assert found == [(1,)]
-    memory.close()
 
 
 # --- how long ---------------------------------------------------------------------------------------------------------

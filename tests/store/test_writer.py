@@ -18,7 +18,6 @@ from understudy.model.kinds import End, Start
 from understudy.model.values import encode
 from understudy.store.batch import WRITE
 from understudy.store.commit import Answered
-from understudy.store.connection import MEMORY, Settings
 from understudy.store.operations import Beat, Deploy, MoveCursor, Purge
 from understudy.store.writer import Landed, Publish, Unknown, Writer
 
@@ -351,19 +350,6 @@ def test_a_writer_that_could_not_be_reopened_knows_nothing_and_can_be_reopened_l
     desk.writer.path = folder
     desk.writer.reopen()
     desk.put("one")
-
-
-def test_a_database_in_memory_survives_a_failure() -> None:
-    writer = Writer(MEMORY, Settings())
-    writer.take_over("test")
-    writer.write([Publish("paid", "", "1")], now_ms=1)
-    writer.connection.execute("BEGIN")
-
-    writer.reopen()
-
-    writer.write([Publish("paid", "", "2")], now_ms=1)
-    assert writer.connection.execute("SELECT payload FROM message").fetchall() == [("1",), ("2",)]
-    writer.close()
 
 
 # --- lives ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Deterministic simulation: every crash, every order, from one number."""
