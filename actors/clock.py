@@ -1,8 +1,10 @@
-"""The clock: what time it is, and one alarm for each name.
+"""The clock: what time it is, one alarm for each name, and one delay for each name.
 
 It owns the only thread that waits for time to pass. An alarm is a hint with a due time: it rings once, soon after it is
-due and never before by `now_ms()`, and ringing must only `tell` somebody. The clock keeps nothing durable and knows
-nothing of timers in the store: whoever owns those sets the alarm for the nearest, and sets it again after a restart.
+due and never before by `now_ms()`, and ringing must only `tell` somebody. A delay rings when so much time has passed,
+whatever becomes of the wall clock meanwhile: whoever tries something again must not wait for days because somebody has
+set the clock back. The clock keeps nothing durable and knows nothing of timers in the store: whoever owns those sets
+the alarm for the nearest, and sets it again after a restart.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ class Clock(Protocol):
         compares with `now_ms()`.
         """
 
+    def after(self, name: str, delay_ms: int | None, ring: Ring) -> None:
+        """Set the delay of that name in place of the one it had; None clears it. Alarms have names of their own."""
+
     def start(self) -> None:
         """Begin to ring. Alarms set earlier are kept."""
 
@@ -49,6 +54,11 @@ def utc_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def elapsed_ms() -> int:
+    """Since some moment; it never goes back, and nobody can set it."""
+    return time.monotonic_ns() // 1_000_000
+
+
 class SystemClock:
     """The wall clock, and one daemon thread that sleeps until the nearest alarm."""
 
@@ -56,6 +66,7 @@ class SystemClock:
         self._wall = wall
         self._reread_ms = reread_ms
         self._alarms = Alarms()
+        self._delays = Alarms()
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
 
@@ -70,6 +81,12 @@ class SystemClock:
             if due_ms is not None and (before is None or due_ms < before):
                 self._changed.notify()
 
+    def after(self, name: str, delay_ms: int | None, ring: Ring) -> None:
+        with self._changed:
+            # One more than asked for: what is left of the present millisecond must not be counted.
+            self._delays.set(name, None if delay_ms is None else elapsed_ms() + delay_ms + 1, ring)
+            self._changed.notify()
+
     def start(self) -> None:
         with self._changed:
             if self._thread is None:
@@ -80,6 +97,7 @@ class SystemClock:
         with self._changed:
             thread, self._thread = self._thread, None
             self._alarms = Alarms()
+            self._delays = Alarms()
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -96,18 +114,21 @@ class SystemClock:
         with self._changed:
             while self._thread is threading.current_thread():
                 now_ms = self._wall()
-                ring = self._alarms.take_due(now_ms)
+                ring = self._alarms.take_due(now_ms) or self._delays.take_due(elapsed_ms())
                 if ring is not None:
                     return ring
                 self._changed.wait(self._patience_s(now_ms))
             return None
 
     def _patience_s(self, now_ms: int) -> float | None:
-        due_ms = self._alarms.next_due_ms()
-        if due_ms is None:
-            return None
-        # The wait runs on the monotonic clock, which neither jumps nor counts a suspended machine: hence the limit.
-        return min(due_ms - now_ms, self._reread_ms) / 1000
+        due_ms, delayed_ms = self._alarms.next_due_ms(), self._delays.next_due_ms()
+        waits = []
+        if due_ms is not None:
+            # The wait runs on the monotonic clock, which neither jumps nor counts a suspended machine: hence the limit.
+            waits.append(min(due_ms - now_ms, self._reread_ms))
+        if delayed_ms is not None:
+            waits.append(max(0, delayed_ms - elapsed_ms()))
+        return min(waits) / 1000 if waits else None
 
 
 class VirtualClock:
@@ -115,7 +136,9 @@ class VirtualClock:
 
     def __init__(self, start_ms: int) -> None:
         self._now_ms = start_ms
+        self._jumped_ms = 0  # By how much the wall clock was set, in all.
         self._alarms = Alarms()
+        self._delays = Alarms()
 
     def now_ms(self) -> int:
         return self._now_ms
@@ -124,14 +147,21 @@ class VirtualClock:
         """As the protocol says; an alarm that is due already rings at the next move of time, be it `advance(0)`."""
         self._alarms.set(name, due_ms, ring)
 
+    def after(self, name: str, delay_ms: int | None, ring: Ring) -> None:
+        self._delays.set(name, None if delay_ms is None else self._elapsed_ms() + delay_ms, ring)
+
     def start(self) -> None:
         pass
 
     def stop(self) -> None:
         self._alarms = Alarms()
+        self._delays = Alarms()
 
     def next_due_ms(self) -> int | None:
-        return self._alarms.next_due_ms()
+        """When the next alarm or delay rings, by the wall clock as it is set now."""
+        delayed_ms = self._delays.next_due_ms()
+        due = [self._alarms.next_due_ms(), None if delayed_ms is None else delayed_ms + self._jumped_ms]
+        return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     def advance(self, ms: int) -> None:
         self.set(self._now_ms + ms)
@@ -142,7 +172,7 @@ class VirtualClock:
             raise Rejected(
                 f"time cannot pass from {self._now_ms} back to {ms}; use jump() for a wall clock that is set back"
             )
-        while (due_ms := self._alarms.next_due_ms()) is not None and due_ms <= ms:
+        while (due_ms := self.next_due_ms()) is not None and due_ms <= ms:
             self._now_ms = max(self._now_ms, due_ms)
             self._ring_due()
         self._now_ms = ms
@@ -150,10 +180,14 @@ class VirtualClock:
     def jump(self, ms: int) -> None:
         """Move the wall clock by so much, also backwards, as an operator would: nobody sees a moment in between."""
         self._now_ms += ms
+        self._jumped_ms += ms
         self._ring_due()
 
+    def _elapsed_ms(self) -> int:
+        return self._now_ms - self._jumped_ms
+
     def _ring_due(self) -> None:
-        while (ring := self._alarms.take_due(self._now_ms)) is not None:
+        while (ring := self._alarms.take_due(self._now_ms) or self._delays.take_due(self._elapsed_ms())) is not None:
             ring()
 
 

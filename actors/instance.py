@@ -199,18 +199,18 @@ class InstanceActor(PooledActor):
                 self._carry_out(effect)
             if type(command) is c.Recover:
                 self._begin_unbegun()
-            if decision.entry is None and order.answer is not None and self._must_ask(order, decision):
+            if decision.entry is None and order.answer is not None and self._must_ask(order):
                 self._answer_after(order, decision)
             else:
                 answer(order, decision.refusal, decision.answer)
 
-    def _must_ask(self, order: Order, decision: Decision) -> bool:
+    def _must_ask(self, order: Order) -> bool:
         """Whether an answer that rests on no commit is to be confirmed by the writer.
 
-        A command that is refused now may have been carried out under its key before: then its first answer stands. And
-        whoever may have been replaced while it stood still must not answer from memory.
+        A command that changes nothing now may have been carried out under its key before: then its first answer stands.
+        And whoever may have been replaced while it stood still must not answer from memory.
         """
-        return bool(decision.refusal is not None and order.command.key) or not self._services.is_sure()
+        return bool(order.command.key) or not self._services.is_sure()
 
     def _answer_after(self, order: Order, decision: Decision) -> None:
         recalled: Promise[Any] = Promise()

@@ -135,7 +135,7 @@ class LoaderActor(PooledActor):
         if not self._kept:
             logger.warning("instances cannot be read now, and are tried again: %s", error)
             tell = self.actor_ref.tell
-            self._clock.alarm("loader", self._clock.now_ms() + self._backoff_ms, lambda: tell(TryAgain()))
+            self._clock.after("loader", self._backoff_ms, lambda: tell(TryAgain()))
             self._backoff_ms = min(2 * self._backoff_ms, LONGEST_BACKOFF_MS)
         self._kept += kept
 

@@ -224,9 +224,9 @@ class PersistenceActor(PooledActor):
         self._lent_since_ms = self._clock.now_ms()
         tell = self.actor_ref.tell
         # The pool counts from the handler's first line; what we can wait is counted from here.
-        self._clock.alarm(
+        self._clock.after(
             "loan",
-            self._lent_since_ms + message.timeout_ms,
+            message.timeout_ms,
             lambda: tell(Returned(loan, Overran(message.timeout_ms))),
         )
         job = Job(
@@ -279,7 +279,7 @@ class PersistenceActor(PooledActor):
         assert self._loan is not None
         _loan, message = self._loan
         self._loan = None
-        self._clock.alarm("loan", None, _nothing)
+        self._clock.after("loan", None, _nothing)
         self.lent_ms += self._clock.now_ms() - self._lent_since_ms
         return message
 
@@ -304,10 +304,9 @@ class PersistenceActor(PooledActor):
         self._wait_and_reopen()
 
     def _wait_and_reopen(self) -> None:
-        due_ms = self._clock.now_ms() + self._backoff_ms
-        self._backoff_ms = min(2 * self._backoff_ms, LONGEST_BACKOFF_MS)
         tell = self.actor_ref.tell
-        self._clock.alarm("writer", due_ms, lambda: tell(Reopen()))
+        self._clock.after("writer", self._backoff_ms, lambda: tell(Reopen()))
+        self._backoff_ms = min(2 * self._backoff_ms, LONGEST_BACKOFF_MS)
 
     def _reopen(self) -> None:
         try:

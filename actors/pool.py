@@ -148,7 +148,7 @@ class SteppingPool:
         begun, self._begun = self._begun, {}
         self._jobs.clear()
         for job in begun.values():
-            self._clock.alarm(_alarm_of(job), None, _silence)
+            self._clock.after(_alarm_of(job), None, _silence)
             if cancel:
                 job.signal.cancel()
         return not begun
@@ -169,8 +169,7 @@ class SteppingPool:
     def _hang(self, job: Job) -> None:
         if job.timeout_ms is not None:
             outcome = Overran(job.timeout_ms)
-            due_ms = self._clock.now_ms() + job.timeout_ms
-            self._clock.alarm(_alarm_of(job), due_ms, lambda: self._overrun(job, outcome))
+            self._clock.after(_alarm_of(job), job.timeout_ms, lambda: self._overrun(job, outcome))
 
     def _overrun(self, job: Job, outcome: Overran) -> None:
         self._end(job, outcome)

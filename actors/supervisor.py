@@ -79,8 +79,7 @@ class SupervisorActor(PooledActor):
 
     def _later(self, message: Any) -> None:
         tell = self.actor_ref.tell
-        due_ms = self.services.clock.now_ms() + AGAIN_MS
-        self.services.clock.alarm(f"again {message}", due_ms, lambda: tell(message))
+        self.services.clock.after(f"again {message}", AGAIN_MS, lambda: tell(message))
 
     # --- timers ---
 

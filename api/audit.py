@@ -7,11 +7,14 @@ instance come from one statement, and its history, which only grows, is cut to t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import peewee
 
 from understudy.actors.system import Limits
 from understudy.model.definition import Graph, decode_definition
@@ -20,7 +23,9 @@ from understudy.model.invariants import Mark, Subject, Violation, examine
 from understudy.model.values import digest
 from understudy.store.connection import explained
 from understudy.store.loading import Loaded, load
+from understudy.store.ownership import OwnerFile
 from understudy.store.reads import Reads, Record
+from understudy.store.schema import TABLES
 
 PAGE: Final = 200  # Instances that are read together.
 MOST_LINES: Final = 50  # Violations that are shown to people; `as_dict` has all.
@@ -67,7 +72,7 @@ def audit(reads: Reads, *, progress: Progress | None = None) -> Report:
     """Read everything and check it."""
     began_s = time.monotonic()
     walk = _Walk(reads)
-    for id_, question in _QUESTIONS.items():
+    for id_, question in _QUESTIONS:
         walk.ask(id_, question)
     walk.ask("rows", lambda _reads: walk.instances(progress))
     walk.ask("I10", walk.epochs)
@@ -138,9 +143,11 @@ class _Walk:
 
     def _examine(self, id_: str, loaded: Loaded, records: list[Record]) -> list[Violation]:
         try:
-            entries = tuple(entry for record in records for entry in record.entries)
+            commits = [record.entries for record in records]
         except ValueError as error:
             return [Violation("I11", f"its history cannot be decoded ({error})", id_)]
+        entries = tuple(entry for commit in commits for entry in commit)
+        sizes = tuple(len(commit) for commit in commits)
         marks = tuple(Mark(record.n, record.epoch) for record in records)
         self._highest_epoch = max(self._highest_epoch, *(mark.epoch for mark in marks))
         return examine(
@@ -149,6 +156,7 @@ class _Walk:
                 graph=loaded.graph,
                 history=entries,
                 marks=marks,
+                sizes=sizes,
                 version=loaded.stored.version,
                 answers_kept_ms=self._kept_ms,
             )
@@ -211,6 +219,39 @@ def _assignments(reads: Reads) -> Iterator[str]:
         yield f"message {message} ({name}) is assigned to wait {wait} of {instance}, which does not wait for it"
 
 
+def _unclaimed(reads: Reads) -> Iterator[str]:
+    for message, name, instance, wait in reads.rows(_APART):
+        yield f"message {message} ({name}) lies unused while wait {wait} of {instance} waits for it"
+
+
+def _committers(reads: Reads) -> Iterator[str]:
+    """Whoever was replaced commits no more: along the one sequence epochs only rise."""
+    for seq, epoch, before in reads.rows(_BACKWARDS):
+        yield f"commit {seq} is of epoch {epoch}, and stands behind one of epoch {before}"
+
+
+def _secrets(reads: Reads) -> Iterator[str]:
+    """The owner's control secret lets whoever knows it command the runtime: it belongs into the owner file alone."""
+    secret = _control_secret(reads.path)
+    if secret is None:
+        return
+    for table in TABLES:
+        named = table._meta.table_name
+        texts = [field.column_name for field in table._meta.sorted_fields if isinstance(field, peewee.TextField)]
+        for column in texts:
+            statement = f'SELECT count(*) FROM "{named}" WHERE instr("{column}", ?) > 0'
+            if reads.rows(statement, (secret,))[0][0]:
+                yield f"the owner's control secret stands in {named}.{column}; open a Runtime, which makes a new one"
+
+
+def _control_secret(path: str) -> str | None:
+    if not Path(f"{os.path.realpath(path)}-owner").is_file():  # Looking for it would make it.
+        return None
+    with OwnerFile.of(path) as file:
+        address = file.address()
+    return None if address is None else address.secret
+
+
 def _recorded_results(reads: Reads) -> Iterator[str]:
     for instance, task in reads.rows(_LEFT_OVER):
         yield f"the result of task {task} of {instance} is recorded, but nobody will use it"
@@ -233,12 +274,26 @@ SELECT coalesce(i.id, r.instance), r.task FROM work r LEFT JOIN instance i ON i.
 LEFT JOIN token t ON t.instance = r.instance AND t.task = r.task AND t.status = 'executing'
 WHERE t.id IS NULL AND (i.no IS NULL OR i.status = 'ended' OR r.task > i.serial)
 """
-_QUESTIONS: Final[dict[str, Callable[[Reads], Iterator[str]]]] = {
-    "file": _pages,
-    "references": _references,
-    "definitions": _definitions,
-    "I8": _tail,
-    "I2": _stray_commits,
-    "messages": _assignments,
-    "results": _recorded_results,
-}
+# Whatever never expires is given to the oldest wait of its name and key in the commit that brings the later of the two.
+_APART: Final = """
+SELECT m.no, m.name, i.id, w.id FROM message m
+JOIN wait w ON w.kind = 'message' AND w.name = m.name AND w.key = m.key JOIN instance i ON i.no = w.instance
+WHERE m.instance IS NULL AND m.expires_ms IS NULL
+  AND NOT EXISTS (SELECT 1 FROM message t WHERE t.instance = w.instance AND t.wait = w.id)
+"""
+_BACKWARDS: Final = """
+SELECT seq, epoch, before FROM (SELECT seq, epoch, lag(epoch) OVER (ORDER BY seq) AS before FROM history)
+WHERE epoch < before
+"""
+_QUESTIONS: Final[tuple[tuple[str, Callable[[Reads], Iterator[str]]], ...]] = (
+    ("file", _pages),
+    ("references", _references),
+    ("definitions", _definitions),
+    ("I8", _tail),
+    ("I2", _stray_commits),
+    ("I10", _committers),
+    ("messages", _assignments),
+    ("I8", _unclaimed),
+    ("results", _recorded_results),
+    ("I17", _secrets),
+)

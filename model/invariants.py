@@ -17,6 +17,8 @@ from understudy.model import events as e
 from understudy.model.apply import fold
 from understudy.model.definition import Graph
 from understudy.model.instance import ROOT, Instance, Token, facts
+from understudy.model.kinds.task import LOST_LIMIT
+from understudy.model.retry import Backoff
 from understudy.model.states import (
     INSTANCE_TRANSITIONS,
     MOVING,
@@ -59,6 +61,7 @@ class Subject:
     graph: Graph
     history: tuple[e.Entry, ...]
     marks: tuple[Mark, ...] = ()  # One for each commit; entries of one commit share one.
+    sizes: tuple[int, ...] = ()  # How many entries each commit has; without them every entry is a commit of its own.
     version: int | None = None  # As stored; None when nothing is stored.
     answers_kept_ms: int = ANSWERS_KEPT_MS
 
@@ -69,6 +72,13 @@ class Subject:
     def events(self) -> Iterator[Any]:
         for entry in self.history:
             yield from entry.events
+
+    def commits(self) -> Iterator[tuple[int, e.Entry]]:
+        """Each entry, with the number of its commit."""
+        if not self.sizes:
+            return enumerate(self.history, 1)
+        numbers = (number for number, size in enumerate(self.sizes, 1) for _ in range(size))
+        return zip(numbers, self.history, strict=True)
 
 
 @attrs.frozen
@@ -337,6 +347,86 @@ def _short(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+
+@_invariant("I3", "a result is that of an attempt which an earlier commit has ordered")
+def _orders(subject: Subject) -> Iterator[str]:
+    ordered: dict[int, tuple[int, int]] = {}  # Token to its attempt, and to the commit that has ordered it.
+    for number, entry in subject.commits():
+        for event in entry.events:
+            kind = type(event)
+            if kind is e.TaskOpened:
+                ordered[event.token] = (1, number)
+            elif kind is e.AttemptStarted:
+                ordered[event.token] = (event.attempt, number)
+            elif kind is e.AttemptLost:
+                ordered[event.token] = (event.attempt + 1, number)
+            elif kind is e.AttemptFailed or (kind is e.TaskCompleted and not event.skipped):
+                attempt, by = ordered.get(event.token, (0, 0))
+                if attempt != event.attempt:
+                    yield f"token {event.token} has a result of attempt {event.attempt}, which was not ordered"
+                elif by == number:
+                    yield f"token {event.token} has a result of attempt {attempt} in commit {by}, which has ordered it"
+
+
+class _Tries:
+    """The books of one step's attempts."""
+
+    def __init__(self, retry: Backoff) -> None:
+        self.retry = retry
+        self.tries = 1
+        self.lost = 0
+        self.is_final = False  # The last failure was one after which the policy allows no further attempt.
+
+
+@_invariant("I15", "nothing is tried for ever: what the retry policy gives up, and what is lost again and again, stops")
+def _patience(subject: Subject) -> Iterator[str]:
+    at: dict[int, tuple[str, Mode]] = {}
+    steps: dict[int, _Tries] = {}
+    for _, events in subject.turns():
+        lost: dict[int, int] = {}  # Tokens that have just lost one too many.
+        for event in events:
+            kind = type(event)
+            if kind is e.TokenCreated:
+                at[event.token] = (event.node, event.mode)
+            elif kind is e.TokenMoved:
+                at[event.token] = (event.node, at[event.token][1])
+            elif kind is e.TaskOpened:
+                steps[event.token] = _Tries(_policy(subject.graph, *at[event.token]))
+            elif kind is e.AttemptLost:
+                step = steps[event.token]
+                step.lost += 1
+                if step.lost >= LOST_LIMIT:
+                    lost[event.token] = step.lost
+            elif kind is e.AttemptFailed:
+                step = steps[event.token]
+                step.lost = 0
+                step.is_final = step.tries >= step.retry.attempts or any(t in step.retry.never for t in event.types)
+            elif kind is e.AttemptStarted:
+                yield from _tried_again(steps[event.token], event)
+            elif kind is e.IncidentRaised:
+                lost.pop(event.token, None)
+        for token, count in lost.items():
+            yield f"token {token} has lost {count} attempts in a row and goes on without an incident"
+
+
+def _policy(graph: Graph, node: str, mode: Mode) -> Backoff:
+    task: Any = graph[node].node
+    retry: Backoff = task.undo.retry if mode is Mode.COMPENSATION else task.retry
+    return retry
+
+
+def _tried_again(step: _Tries, event: e.AttemptStarted) -> Iterator[str]:
+    if event.renewed:
+        step.tries, step.lost = 1, 0
+    elif not step.lost:  # Else it was lost, not failed, and its successor had to wait for the end of a pause.
+        if step.is_final:
+            yield f"token {event.token} got attempt {event.attempt}, after {step.tries} of {step.retry.attempts} tries"
+        step.tries += 1
+    step.is_final = False
+
+
 # --- compensation -----------------------------------------------------------------------------------------------------
 
 
@@ -484,15 +574,23 @@ def _scope_closed(books: _Undos, event: e.ScopeClosed, *, ends: bool) -> Iterato
 # --- waits ------------------------------------------------------------------------------------------------------------
 
 
-@_invariant("I6", "no timer fires early or after it was cancelled, and no message is used after its time to live")
+@_invariant("I6", "no timer fires early, twice or after a cancel, and no message is used after its time to live")
 def _timers(subject: Subject) -> Iterator[str]:
     of_token: dict[int, dict[int, e.WaitOpened]] = {}
     owner: dict[int, int] = {}
     expires_ms: dict[int, int | None] = {}
+    undoing: set[int] = set()  # Tokens that take something back: a cancel does not stop them.
+    cancelled: set[int] = set()  # Waits that a cancel has to end.
     for entry, events in subject.turns():
         for event in events:
             kind = type(event)
-            if kind is e.WaitOpened:
+            if kind is e.TokenCreated:
+                if event.mode is Mode.COMPENSATION:
+                    undoing.add(event.token)
+            elif kind is e.EndingBegun:
+                if event.outcome is Outcome.CANCELLED:
+                    cancelled.update(w for token, waits in of_token.items() if token not in undoing for w in waits)
+            elif kind is e.WaitOpened:
                 of_token.setdefault(event.token, {})[event.wait] = event
                 owner[event.wait] = event.token
             elif kind is e.WaitConsumed:
@@ -501,6 +599,8 @@ def _timers(subject: Subject) -> Iterator[str]:
                     yield f"wait {event.wait} was consumed, but was not open"
                 elif wait.due_ms is not None and wait.due_ms > entry.at_ms:
                     yield f"wait {event.wait} fired at {entry.at_ms}, {wait.due_ms - entry.at_ms} ms early"
+                if event.wait in cancelled:
+                    yield f"wait {event.wait} was consumed after its instance had been cancelled"
             elif kind is e.TokenMoved or kind is e.TaskOpened or kind is e.AttemptStarted:
                 if event.token in of_token:
                     yield f"token {event.token} went on although none of its waits was consumed"
@@ -515,6 +615,15 @@ def _timers(subject: Subject) -> Iterator[str]:
     told = {wait for waits in of_token.values() for wait in waits}
     if told != set(subject.instance.waits):
         yield f"waits {sorted(subject.instance.waits)} are open, but by its events {sorted(told)}"
+
+
+@_invariant("I8", "no message that was sent to it lies unused while something waits for it")
+def _unused(subject: Subject) -> Iterator[str]:
+    lasting = [message for message in subject.instance.buffer.values() if message.expires_ms is None]
+    for wait in subject.instance.waits.values() if lasting else ():
+        for message in lasting:
+            if wait.kind == "message" and wait.name == message.name and message.key in ("", wait.key):
+                yield f"message {message.id} ({message.name}) lies unused while wait {wait.id} waits for it"
 
 
 # --- states -----------------------------------------------------------------------------------------------------------

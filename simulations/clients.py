@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from understudy.actors.promise import Promise
 from understudy.model.errors import (
     Closed,
@@ -24,10 +26,11 @@ from understudy.simulations.memory import Died
 from understudy.simulations.operations import Operation
 
 if TYPE_CHECKING:
-    from understudy.simulations.node import Life
+    from understudy.simulations.node import Life, Node
     from understudy.simulations.world import World
 
 AGAIN_MS: Final = (1, 500)  # How long a client waits before it asks again.
+COPY: Final = "the second copy of a call"
 IDEMPOTENT: Final = frozenset({"start", "read", "deploy", "subscribe"})
 _DONE_NOTHING: Final = (Fenced, Closed, Unavailable, UnknownProcess)
 _MAY_BE_DONE: Final = (OutcomeUnknown, TimedOut)
@@ -42,8 +45,10 @@ class Client:
         self.name = name
         self.world = world
         self._random = world.stream(f"client {name}")
-        self._open: dict[int, tuple[Operation, Life, Answered | None]] = {}
+        self._open: dict[int, tuple[Operation, Life | None, Answered | None]] = {}  # No life: it is on its way.
+        self.prefers: Node | None = None  # Whom it talks to while that one is up, be it the owner or not.
         self.channel: Callable[[Client, Operation, Callable[[], None]], None] | None = None
+        self.returning: Callable[[Client, Operation], bool] | None = None  # Whether an answer arrives.
 
     def start(self, process: str, id: str, variables: dict[str, str] | None = None, **more: Any) -> Operation:
         then = more.pop("then", None)
@@ -65,6 +70,7 @@ class Client:
         self.world.operations.append(operation)
         if self.world.trace.recording:
             self.world.tell("", f"client {self.name}", "call", f"{call} {instance} {operation.key}", instance)
+        self._open[operation.number] = (operation, None, then)
         if self.channel is None:
             self._send(operation, then)
         else:
@@ -72,11 +78,12 @@ class Client:
         return operation
 
     def _send(self, operation: Operation, then: Answered | None) -> None:
-        life = self.world.owner
+        life = self.prefers.life if self.prefers is not None and self.prefers.is_up else self.world.owner
         if life is None:
             self._later(operation, then)  # Nobody is there: it has not been sent.
             return
-        self._open[operation.number] = (operation, life, then)
+        if operation.returned is None and not operation.is_unknown:
+            self._open[operation.number] = (operation, life, then)
         life.stage.post(lambda: self._arrive(operation, life, then), label=f"call {operation.call} {operation.number}")
 
     def _later(self, operation: Operation, then: Answered | None) -> None:
@@ -104,17 +111,25 @@ class Client:
         return {"version": found.version, "status": found.status, "outcome": found.outcome}
 
     def _settled(self, operation: Operation, life: Life, then: Answered | None, promise: Promise[Any]) -> None:
-        if life.is_dead:
+        if life.is_dead or self.world.is_without_power:
             return  # The answer dies with the process.
         if promise.error is None:
             self._answered(operation, then, promise.get())
         else:
             self._refused(operation, then, promise.error)
 
-    def _answered(self, operation: Operation, then: Answered | None, answer: Any) -> None:
+    def _is_heard(self, operation: Operation) -> bool:
+        """Not an answer that is lost, nor one that comes too late, nor the second one to a call that came twice."""
+        if operation.returned is not None or operation.is_unknown:
+            return False
+        if self.returning is not None and not self.returning(self, operation):
+            return False
         self._open.pop(operation.number, None)
-        if operation.returned is not None:
-            return  # The same call had arrived twice.
+        return True
+
+    def _answered(self, operation: Operation, then: Answered | None, answer: Any) -> None:
+        if not self._is_heard(operation):
+            return
         operation.returned = self.world.steps
         operation.answer = answer
         if self.world.trace.recording:
@@ -123,8 +138,7 @@ class Client:
             then(operation)
 
     def _refused(self, operation: Operation, then: Answered | None, error: BaseException) -> None:
-        self._open.pop(operation.number, None)
-        if operation.returned is not None:
+        if not self._is_heard(operation):
             return
         operation.returned = self.world.steps
         operation.error = type(error).__name__
@@ -150,12 +164,32 @@ class Client:
 
     def lost(self, life: Life) -> None:
         """The process we talked to is gone: whatever is open there may have happened or not."""
-        for number, (operation, where, then) in list(self._open.items()):
+        for operation, where, _then in list(self._open.values()):
             if where is life:
-                del self._open[number]
-                operation.is_unknown = True
-                operation.error = "Died"
-                if operation.key or operation.call in IDEMPOTENT:
-                    self._repeat(operation, then)
-                elif then is not None:
-                    then(operation)
+                self._unanswered(operation, "Died")
+
+    def double(self, operation: Operation) -> Operation:
+        """The same call arrives once more, and nobody hears what comes of it."""
+        copy = msgspec.structs.replace(
+            operation, number=len(self.world.operations) + 1, invoked=self.world.steps, at_ms=self.world.time.now_ms
+        )
+        copy.returned, copy.answer, copy.error, copy.reason, copy.is_unknown = None, None, "TimedOut", COPY, True
+        self.world.operations.append(copy)
+        self._send(copy, None)
+        return copy
+
+    def give_up(self, operation: Operation) -> None:
+        """No answer has come for too long: likewise."""
+        self._unanswered(operation, "TimedOut")
+
+    def _unanswered(self, operation: Operation, error: str) -> None:
+        found = self._open.pop(operation.number, None)
+        if found is None:
+            return  # There was an answer.
+        then = found[2]
+        operation.is_unknown = True
+        operation.error = error
+        if operation.key or operation.call in IDEMPOTENT:
+            self._repeat(operation, then)
+        elif then is not None:
+            then(operation)

@@ -27,6 +27,7 @@ class NodeClock:
         self._time = time
         self._skew_ms = skew_ms
         self._alarms = Alarms()
+        self._delays = Alarms()
 
     def now_ms(self) -> int:
         return self._time.now_ms + self._skew_ms
@@ -37,11 +38,15 @@ class NodeClock:
     def alarm(self, name: str, due_ms: int | None, ring: Ring) -> None:
         self._alarms.set(name, due_ms, ring)
 
+    def after(self, name: str, delay_ms: int | None, ring: Ring) -> None:
+        self._delays.set(name, None if delay_ms is None else self._time.now_ms + delay_ms, ring)
+
     def start(self) -> None:
         """Nothing to do: the world rings."""
 
     def stop(self) -> None:
         self._alarms = Alarms()
+        self._delays = Alarms()
 
     # --- for the world ---
 
@@ -55,8 +60,9 @@ class NodeClock:
 
     def next_due_ms(self) -> int | None:
         """When the next alarm rings, in the world's time; one that is overdue rings now."""
-        due_ms = self._alarms.next_due_ms()
-        return None if due_ms is None else max(due_ms - self._skew_ms, self._time.now_ms)
+        due_ms, delayed_ms = self._alarms.next_due_ms(), self._delays.next_due_ms()
+        due = [None if due_ms is None else max(due_ms - self._skew_ms, self._time.now_ms), delayed_ms]
+        return min((moment_ms for moment_ms in due if moment_ms is not None), default=None)
 
     def take_due(self) -> Ring | None:
-        return self._alarms.take_due(self.now_ms())
+        return self._alarms.take_due(self.now_ms()) or self._delays.take_due(self._time.now_ms)

@@ -44,6 +44,18 @@ class TappedConnection(sqlite3.Connection):
         return tap(statement, lambda: super(TappedConnection, self).execute(statement, parameters))
 
 
+class TappedCursor(sqlite3.Cursor):
+    """What peewee runs its own statements on: they pass the tap too."""
+
+    connection: TappedConnection
+
+    def execute(self, statement: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        tap = self.connection.storage.tap
+        if tap is None:
+            return super().execute(statement, parameters)
+        return tap(statement, lambda: super(TappedCursor, self).execute(statement, parameters))
+
+
 class MemoryDatabase(Database):
     """peewee's database on such a connection."""
 
@@ -66,6 +78,9 @@ class MemoryDatabase(Database):
         connection.storage = self.storage
         self._add_conn_hooks(connection)  # type: ignore[attr-defined]  # peewee's stubs leave it out.
         return connection
+
+    def cursor(self, named_cursor: Any = None) -> Any:  # noqa: ARG002  # As peewee has it.
+        return self.connection().cursor(TappedCursor)
 
 
 _OF_A_DISK = frozenset({"wal_autocheckpoint", "journal_size_limit", "cache_size", "synchronous"})
@@ -103,7 +118,7 @@ class Reading:
         return self._storage.connection().in_transaction
 
     def cursor(self) -> sqlite3.Cursor:
-        return self._storage.connection().cursor()
+        return self._storage.connection().cursor(TappedCursor)
 
     def execute(self, statement: str, parameters: Any = (), /) -> Any:
         connection = self._storage.connection()
@@ -162,6 +177,8 @@ class MemoryStorage:
 
 class Memory:
     """The database of a world."""
+
+    is_dead = False  # As a disk can be.
 
     def __init__(self) -> None:
         self.uri = f"file:/understudy-{os.getpid()}-{next(_names)}?vfs=memdb"

@@ -28,7 +28,7 @@ from understudy.simulations.pool import WorldPool
 from understudy.simulations.script import PLAIN, Act, Conduct, Mishap
 from understudy.store.connection import Settings, Storage
 from understudy.store.reads import Readers, Reads
-from understudy.store.writer import Change, Writer, Written
+from understudy.store.writer import Change, Operation, Writer, Written
 
 if TYPE_CHECKING:
     from understudy.simulations.world import World
@@ -49,10 +49,21 @@ class WatchedWriter(Writer):
         self._life.world.granted(epoch)
         return epoch
 
+    def reopen(self) -> None:
+        super().reopen()
+        self._life.world.probe("degraded_and_reopened")
+
     def write(self, changes: Sequence[Change], *, now_ms: int) -> Written:
+        self._life.world.writing(self._life, changes)
         written = super().write(changes, now_ms=now_ms)
         self._life.world.landed(self._life, changes, written)
         return written
+
+    def run(self, operation: Operation) -> Any:
+        self._life.world.writing(self._life, (operation,))
+        answer = super().run(operation)
+        self._life.world.ran(self._life, operation)
+        return answer
 
 
 class Life:
@@ -67,7 +78,7 @@ class Life:
         self.act: Act = PLAIN  # Of the handler that was called last.
         self.stage = Stage(choose=lambda _ready: 0, trace=functools.partial(world.note, self))
         self.clock = NodeClock(world.time, skew_ms=node.skew_ms)
-        self.pool = WorldPool(self, self.clock)
+        self.pool = WorldPool(self)
         self.writer = WatchedWriter(self, node.settings, storage)
         self.epoch = self.writer.take_over(self.name, after_epoch=after_epoch)
         self.handlers = self._seated()
@@ -96,6 +107,17 @@ class Life:
 
     def later(self, delay_ms: int, job: Callable[[], object], *, label: str) -> None:
         self.world.after(delay_ms, lambda: None if self.is_dead else self.stage.post(job, label=label))
+
+    def overrun_after(self, delay_ms: int, job: Callable[[], object]) -> None:
+        """When so much time has passed, at once: whatever comes later comes too late. A stopped process is late too."""
+
+        def now() -> None:
+            if self.node.is_paused:
+                self.stage.post(job, label="overrun")
+            elif not self.is_dead:
+                job()
+
+        self.world.after(delay_ms, now)
 
     # --- what a subscriber needs of its node ---
 
@@ -128,20 +150,21 @@ class Life:
             context: Context = given[ours[0]] if handler.context else given.pop(_CONTEXT)
             act = self.act = self.world.script.act(name, context.key, context.attempt)
             has_effect = act.conduct is not Conduct.FAIL_FIRST
-            self.world.ledger.add(
-                Line(
-                    step=self.world.steps,
-                    at_ms=self.world.time.now_ms,
-                    node=self.name,
-                    epoch=self.epoch,
-                    handler=name,
-                    instance=context.instance,
-                    key=context.key,
-                    attempt=context.attempt,
-                    given={key: value for key, value in given.items() if key not in ours},
-                    had_effect=has_effect,
-                )
+            line = Line(
+                step=self.world.steps,
+                at_ms=self.world.time.now_ms,
+                node=self.name,
+                epoch=self.epoch,
+                handler=name,
+                instance=context.instance,
+                key=context.key,
+                attempt=context.attempt,
+                given={key: value for key, value in given.items() if key not in ours},
+                had_effect=has_effect,
             )
+            self.world.ledger.add(line)
+            for listener in self.world.on_called:
+                listener(self, line, act)
             if not has_effect:
                 raise Mishap(f"{name} failed before it did anything")
             return _done(act, name, _called(self.world.stand_ins.get(name), handler.function, given))
@@ -192,8 +215,8 @@ class Node:
     def is_up(self) -> bool:
         return self.life is not None and not self.is_paused
 
-    def open(self, *, after_epoch: int | None = None) -> Life | None:
-        """Start a process; None if it died, or gave up, before it served."""
+    def open(self, *, after_epoch: int | None = None, go_on: bool = True) -> Life | None:
+        """Start a process; None if it died, or gave up, before it served. Without `go_on` it only takes commands."""
         assert self.life is None, f"{self.name} is open"
         self.lives += 1
         storage = self.world.new_storage()
@@ -205,7 +228,7 @@ class Node:
             return None
         self.life = life
         self.world.tell(self.name, "world", "open", f"life {self.lives}, epoch {life.epoch}")
-        life.system.start()
+        life.system.start(go_on=go_on)
         self.world.opened(life)
         return life
 

@@ -59,8 +59,9 @@ def play(
     schedule: Schedule | None = None,
     faults: Sequence[Fault] | None = None,
     memory: Any = None,
+    only: Sequence[str] | None = None,
 ) -> Outcome:
-    """Play a scenario with everything that its seed draws, unless it is given."""
+    """Play a scenario with everything that its seed draws, unless it is given; with `only` these checkers."""
     wanted = SCENARIOS[scenario] if isinstance(scenario, str) else scenario
     length = wanted.steps if steps is None else steps
     began_s = time.perf_counter()
@@ -72,7 +73,7 @@ def play(
     drawn = (str(world.schedule), f"haste {world.haste}", *map(str, chosen))
     try:
         with silence():
-            _live(world, wanted, chosen, length)
+            _live(world, wanted, chosen, length, only)
         return Outcome(
             scenario=wanted.name,
             seed=seed,
@@ -94,8 +95,10 @@ def play(
         world.close()
 
 
-def _live(world: World, scenario: Scenario, faults: Sequence[Fault], steps: int) -> None:
-    checkers = [checker() for checker in CHECKERS.values()]
+def _live(
+    world: World, scenario: Scenario, faults: Sequence[Fault], steps: int, only: Sequence[str] | None
+) -> None:
+    checkers = [checker() for name, checker in CHECKERS.items() if only is None or name in only]
     for checker in checkers:
         checker.watch(world)
     try:
@@ -104,6 +107,7 @@ def _live(world: World, scenario: Scenario, faults: Sequence[Fault], steps: int)
         scenario.begin(world)
         world.run(steps)
         world.settle()
+        scenario.end(world)
     except (Deadlock, Livelock) as error:
         world.violate("I13", f"{type(error).__name__}: {error}")
         return

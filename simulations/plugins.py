@@ -102,6 +102,10 @@ def _no_words(_world: World) -> Iterable[str]:
     return ()
 
 
+def _no_more(_world: World) -> None:
+    pass
+
+
 @attrs.frozen(kw_only=True)
 class Scenario:
     """A workload, the faults that make sense beside it, and what else must hold there."""
@@ -110,9 +114,11 @@ class Scenario:
     about: str
     begin: Callable[[World], None]  # Plays processes, opens nodes, sets clients to work.
     faults: tuple[str, ...] | None = None  # None: all that there are.
+    without: tuple[str, ...] = ()  # Kinds of faults, or single ones, that make no sense there.
     steps: int = 2_000
     nodes: int = 1
     options: dict[str, Any] = attrs.field(factory=dict)  # For `World`.
+    end: Callable[[World], None] = _no_more  # When all has come to rest, before anybody looks: what is still to happen.
     check: Callable[[World], Iterable[str]] = _no_words
     probes: tuple[str, ...] = ()  # Those that it is there to reach.
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from understudy.actors.clock import Clock
 from understudy.actors.pool import CANCELLED, Job, Outcome, Overran, outcome_of
 from understudy.model.errors import Closed, Conflict
 from understudy.simulations.script import PLAIN, Act, Conduct
@@ -26,15 +25,17 @@ class Surroundings(Protocol):
     def later(self, delay_ms: int, job: Callable[[], object], *, label: str) -> None:
         """Likewise, when so much time has passed."""
 
+    def overrun_after(self, delay_ms: int, job: Callable[[], object]) -> None:
+        """Likewise, and at that very moment; by the monotonic clock, as in a service."""
+
     act: Act  # What the handler that was called last does.
 
 
 class WorldPool:
     """Runs handlers on the world's one thread."""
 
-    def __init__(self, surroundings: Surroundings, clock: Clock) -> None:
+    def __init__(self, surroundings: Surroundings) -> None:
         self._world = surroundings
-        self._clock = clock
         self._jobs: dict[str, Job] = {}
         self._begun: dict[str, Job] = {}
         self._hanging: dict[str, tuple[Job, Outcome]] = {}
@@ -59,9 +60,8 @@ class WorldPool:
         """Drop everything: nothing could end while the only thread waits."""
         self._closed = True
         is_quiet = not self._begun
-        for job in self._begun.values():
-            self._clock.alarm(f"timeout of {job.key}", None, _nothing)
-            if cancel:
+        if cancel:
+            for job in self._begun.values():
                 job.signal.cancel()
         self._jobs.clear()
         self._begun.clear()
@@ -92,11 +92,12 @@ class WorldPool:
             self._end(job, outcome)
             return
         if job.timeout_ms is not None and self._jobs.get(job.key) is job:
-            due_ms = self._clock.now_ms() + job.timeout_ms
-            self._clock.alarm(f"timeout of {job.key}", due_ms, lambda: self._overrun(job))
+            self._world.overrun_after(job.timeout_ms, lambda: self._overrun(job))
 
     def _overrun(self, job: Job) -> None:
         assert job.timeout_ms is not None
+        if self._jobs.get(job.key) is not job:
+            return  # It came back in time.
         self._hanging.pop(job.key, None)
         self._end(job, Overran(job.timeout_ms))
         job.signal.cancel()
@@ -105,10 +106,5 @@ class WorldPool:
         if self._jobs.get(job.key) is not job:
             return  # It overran, or the pool was stopped.
         del self._jobs[job.key]
-        if self._begun.pop(job.key, None) is not None:
-            self._clock.alarm(f"timeout of {job.key}", None, _nothing)
+        self._begun.pop(job.key, None)
         job.done(outcome)
-
-
-def _nothing() -> None:
-    pass

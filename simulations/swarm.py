@@ -19,6 +19,7 @@ MOST_FREQUENT: Final = 1 / 40
 
 def draw_faults(random: Random, scenario: Scenario) -> list[Fault]:
     names = sorted(FAULTS) if scenario.faults is None else sorted(scenario.faults)
+    names = [name for name in names if not {name, FAULTS[name].kind} & {*scenario.without}]
     count = random.randrange(0, min(MOST_FAULTS, len(names)) + 1)
     return [FAULTS[name](Random(random.random()), _rate(random)) for name in random.sample(names, count)]
 

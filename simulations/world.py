@@ -12,6 +12,7 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -24,12 +25,12 @@ from understudy.model.invariants import Violation
 from understudy.process import Process
 from understudy.simulations.clients import Client
 from understudy.simulations.clocks import START_MS, Time
-from understudy.simulations.ledger import Ledger
+from understudy.simulations.ledger import Ledger, Line
 from understudy.simulations.memory import Memory
 from understudy.simulations.node import Life, Node
 from understudy.simulations.operations import Operation
 from understudy.simulations.schedule import Schedule, Uniform
-from understudy.simulations.script import Script
+from understudy.simulations.script import Act, Script
 from understudy.simulations.trace import Moment, Trace
 from understudy.simulations.words import describe
 from understudy.store.commit import Commit
@@ -82,12 +83,27 @@ class World:
         self.violations: list[Violation] = []
         self.haste = 0.0  # How likely time passes although something is ready.
         self.is_settling = False
+        self.may_lose = False  # Whether a power cut may take back what was acknowledged.
         self.highest_epoch = 0
         self.on_landed: list[Callable[[Life, Commit, int], None]] = []
+        self.on_writing: list[Callable[[Life, Sequence[Any]], None]] = []  # Before each batch and each operation.
+        self.on_written: list[Callable[[Life, Sequence[Change], Written], None]] = []  # After each batch.
+        self.on_ran: list[Callable[[Life, Any], None]] = []  # After each operation.
         self.on_opened: list[Callable[[Life], None]] = []
         self.on_lost: list[Callable[[Life], None]] = []
         self.on_settle: list[Job] = []
+        self.on_fault: list[Callable[[str], None]] = []
+        self.on_close: list[Job] = []
+        self.evidence: Any = None  # What checkers share; see `checkers/evidence.py`.
+        self.subscribers: list[Any] = []
+        self.secrets: list[str] = []  # What users gave as values, and what must stand nowhere but there.
+        self.on_idle: Callable[[], bool] | None = None  # Asked when nothing happens soon: whether it has changed that.
+        self.is_finished = False  # Set by a workload that has nothing more to do: `run` ends early.
+        self.most_steps_to_rest = MOST_STEPS_TO_REST
+        self.on_called: list[Callable[[Life, Line, Act], None]] = []  # After each call of a handler has begun.
+        self.on_client: list[Callable[[Client], None]] = []
         self.taps: list[Any] = []  # What storage faults have put between the writer and its database.
+        self.tapped: Any = None  # The storage whose statement is at a tap.
         self._memory = memory or Memory()
         self._agenda: list[tuple[int, int, Job, str]] = []
         self._by_step: list[tuple[int, int, Job]] = []
@@ -118,6 +134,8 @@ class World:
     def client(self, name: str) -> Client:
         client = Client(self, name)
         self.clients.append(client)
+        for listener in self.on_client:
+            listener(client)
         return client
 
     @property
@@ -129,7 +147,7 @@ class World:
     def new_storage(self) -> Any:
         storage = self._memory.storage()
         if self.taps:
-            storage.tap = self._tapped
+            storage.tap = partial(self._tapped, storage)
         return storage
 
     # --- time and order ---
@@ -155,8 +173,11 @@ class World:
             if self._pass_time():
                 return True
             if not ready:
-                return bool(self._by_step and self._skip_steps())
+                is_changed = self.on_idle is not None and self.on_idle()
+                return is_changed or bool(self._by_step and self._skip_steps())
         self._play(ready)
+        if self._memory.is_dead:
+            self._lose_power()
         if self._dying:
             self._bury()
         return True
@@ -205,7 +226,7 @@ class World:
     def run(self, steps: int) -> None:
         """Let so many things happen, or as many as there are."""
         end = self.steps + steps
-        while self.steps < end and self.step():
+        while self.steps < end and not self.is_finished and self.step():
             pass
 
     def settle(self) -> None:
@@ -218,13 +239,17 @@ class World:
             job()
         for node in self.nodes:
             node.resume()
+        self.rest()
+
+    def rest(self) -> None:
+        """Let everything happen that happens by itself within its time."""
         end_ms = self.time.now_ms + REST_MS
-        for _ in range(MOST_STEPS_TO_REST):
+        for _ in range(self.most_steps_to_rest):
             due_ms = self._next_ms()
             if due_ms is None or due_ms > end_ms:
                 return
             self.step()
-        raise Livelock(f"the world did not come to rest within {MOST_STEPS_TO_REST} steps after the faults ended")
+        raise Livelock(f"the world did not come to rest within {self.most_steps_to_rest} steps after the faults ended")
 
     def _next_ms(self) -> int | None:
         """When the next thing happens."""
@@ -243,6 +268,16 @@ class World:
         if not life.is_dead:
             life.is_dead = True
             self._dying.append((life, why))
+
+    @property
+    def is_without_power(self) -> bool:
+        """Whether the disk has died in the present step: nobody outside hears of what is still done in it."""
+        return bool(self._memory.is_dead)
+
+    def _lose_power(self) -> None:
+        """The disk has died in this step, and with it every process on it."""
+        for life in self.all_lives():
+            self.doom(life, "the disk has stopped")
 
     def _bury(self) -> None:
         dying, self._dying = self._dying, []
@@ -266,7 +301,7 @@ class World:
             listener(life)
 
     def granted(self, epoch: int) -> None:
-        if epoch <= self.highest_epoch:
+        if epoch <= self.highest_epoch and not self.may_lose:
             self.violate("I10", f"epoch {epoch} was granted after epoch {self.highest_epoch}")
         self.highest_epoch = max(self.highest_epoch, epoch)
 
@@ -281,6 +316,19 @@ class World:
                     )
                 for listener in self.on_landed:
                     listener(life, change, result.stored.version)
+        for look in self.on_written:
+            look(life, changes, written)
+
+    def writing(self, life: Life, changes: Sequence[Any]) -> None:
+        for look in self.on_writing:
+            look(life, changes)
+
+    def ran(self, life: Life, operation: Any) -> None:
+        if life.epoch < self.highest_epoch:
+            what = type(operation).__name__
+            self.violate("I10", f"epoch {life.epoch} has carried out {what} after {self.highest_epoch} was granted")
+        for look in self.on_ran:
+            look(life, operation)
 
     # --- evidence ---
 
@@ -310,6 +358,8 @@ class World:
         """A fault has struck."""
         self.counts[name] += 1
         self.tell(node, "world", "fault", f"{name}: {text}" if text else name)
+        for listener in self.on_fault:
+            listener(name)
 
     def violate(self, invariant: str, message: str, instance: str = "") -> None:
         violation = Violation(invariant, message, instance)
@@ -326,7 +376,7 @@ class World:
         """Put a fault between writers and the database: `tap(statement, run) -> cursor`, in the order of adding."""
         self.taps.append(tap)
         for life in self.all_lives():
-            life.storage.tap = self._tapped
+            life.storage.tap = partial(self._tapped, life.storage)
 
     def untap(self) -> None:
         self.taps.clear()
@@ -336,12 +386,23 @@ class World:
     def all_lives(self) -> Iterator[Life]:
         return (node.life for node in self.nodes if node.life is not None)
 
-    def _tapped(self, statement: str, run: Any) -> Any:
+    def _tapped(self, storage: Any, statement: str, run: Any) -> Any:
+        before, self.tapped = self.tapped, storage
         for tap in self.taps:
             run = _through(tap, statement, run)
-        return run()
+        try:
+            return run()
+        finally:
+            self.tapped = before
+
+    @property
+    def tapped_life(self) -> Life | None:
+        """For taps: whose statement it is; None for a process that is only about to open."""
+        return next((life for life in self.all_lives() if life.storage is self.tapped), None)
 
     def close(self) -> None:
+        for job in self.on_close:
+            job()
         for node in self.nodes:
             if node.life is not None:
                 life, node.life = node.life, None

@@ -167,6 +167,8 @@ def explained(path: str) -> Iterator[None]:
 
 def explain(error: BaseException, path: str) -> UnderstudyError:
     text = str(error)
+    if "decode to UTF-8" in text:  # The library quotes the bytes: no other word in it may be taken for the reason.
+        return Damaged(f"{path} is damaged ({text[:200]!r}); restore a backup, then run `understudy audit`")
     if "not a database" in text:
         return NotOurs(f"{path} is not a SQLite database; nothing was changed in it. Give another path")
     if "malformed" in text or "corrupt" in text:

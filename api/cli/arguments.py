@@ -106,6 +106,31 @@ def _run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=_duration, metavar="30s", help="how long to stay with it (until it ends)")
 
 
+def _simulate(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "NAME is a process, or a Simulation that has everything else too. Each seed is a world of its own, with "
+        "crashes, delays and an order of events that it draws. The first one that fails is shortened, told and drawn."
+    )
+    parser.add_argument("target", metavar="MODULE:NAME", type=_target, help="where it is, as in shop:checkout")
+    parser.add_argument("--seeds", type=_count, default=200, metavar="N", help="how many worlds (%(default)s)")
+    parser.add_argument("--first", type=_number, default=0, metavar="N", help="the first seed (%(default)s)")
+    parser.add_argument("--seed", type=_number, metavar="N", help="only this world")
+    parser.add_argument("--steps", type=_count, default=2_000, metavar="N", help="until faults end (%(default)s)")
+    parser.add_argument("--faults", metavar="LIST", help="kinds or names, with commas; none for no fault (all)")
+    parser.add_argument("--start", type=_value, metavar="JSON", help="what the process takes, or a list of such")
+    parser.add_argument("--instances", type=_count, metavar="N", help="how many in each world")
+    parser.add_argument("--messages", type=_value, metavar="JSON", help="payloads by the names of awaited messages")
+    parser.add_argument("--stand-ins", metavar="MODULE", help="whose functions play the tasks of the same names")
+    parser.add_argument("--invariants", metavar="MODULE:NAME,...", help="functions that say what must hold")
+    parser.add_argument("--strikes", type=_number, metavar="N", help="how often faults strike before they end")
+    parser.add_argument("--only", metavar="ID,...", help="only these instances")
+    parser.add_argument("--calm", action="store_true", help="everything in the order in which it becomes possible")
+    parser.add_argument("--jobs", type=_count, default=1, metavar="N", help="processes at once (%(default)s)")
+    parser.add_argument("--keep-on", action="store_true", help="do not stop at the first world that fails")
+    parser.add_argument("--last", type=_count, default=50, metavar="N", help="moments that are told (%(default)s)")
+    parser.add_argument("--html", metavar="FILE", help="where to draw the failure (simulation-SEED.html)")
+
+
 def _list(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "A running instance is shown as stuck while it has an open incident (--incident lists those), and as waiting "
@@ -192,6 +217,7 @@ def _signed(parser: argparse.ArgumentParser) -> None:
 _COMMANDS: Final[tuple[tuple[str, str, str, Add], ...]] = (
     ("demo", DEMO, "watch a service being killed, and its orders arriving all the same", _nothing),
     ("run", "running:run", "start one instance and stay with it until it ends", _run),
+    ("simulate", "simulate:simulate", "play a process in many worlds, with crashes in every place", _simulate),
     ("list", "reading:show_list", "list instances, the newest first", _list),
     ("show", "reading:show_one", "show an instance: state, tokens, waits, variables, incidents", _show),
     ("history", "reading:show_history", "show what happened to an instance, commit by commit", _history),
@@ -243,6 +269,10 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _number(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _tag(text: str) -> tuple[str, str]:

@@ -150,11 +150,12 @@ def _check_alone(db: str, process: Process[Any, Any]) -> None:
         )
 
 
-def _process(module: str, name: str) -> Process[Any, Any]:
+def imported(module: str) -> Any:
+    """A module of the user, from the working directory or from what is installed."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(module)
+        return importlib.import_module(module)
     except UnderstudyError:
         raise
     except ModuleNotFoundError as error:
@@ -162,6 +163,10 @@ def _process(module: str, name: str) -> Process[Any, Any]:
         raise Rejected(f"cannot import {module}: {missing}, neither here nor among what is installed") from error
     except Exception as error:
         raise Rejected(f"cannot import {module}: {type(error).__name__}: {error}") from error
+
+
+def _process(module: str, name: str) -> Process[Any, Any]:
+    found = imported(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, Process):

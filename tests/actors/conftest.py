@@ -55,6 +55,7 @@ class Theatre:
             pool=SteppingPool(self.stage, self.clock),
             new_id=lambda: f"id-{next(self._keys)}",
             driver=self.stage,
+            monotonic_s=lambda: 0.0,
         )
         self.system = System(self.writer, self.handlers, ports, self.limits, left=left)
         for process in self._processes:

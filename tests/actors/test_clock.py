@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -123,6 +124,22 @@ def test_a_wall_clock_that_jumps_back_makes_no_alarm_early_and_loses_none(starte
 
     assert not rung_early
     assert rung.wait(PATIENCE_S)
+
+
+def test_a_delay_passes_whatever_becomes_of_the_wall_clock(started: Callable[..., SystemClock]) -> None:
+    wall = Wall(86_400_000)
+    clock = started(wall=wall, reread_ms=30_000)
+    rings: queue.SimpleQueue[str] = queue.SimpleQueue()
+    began_s = time.monotonic()
+    clock.after("cleared", 5, lambda: rings.put("cleared"))
+    clock.after("kept", 10, lambda: rings.put("kept"))
+    clock.after("cleared", None, lambda: None)
+
+    wall.now_ms = 0
+
+    assert rings.get(timeout=PATIENCE_S) == "kept"
+    assert time.monotonic() - began_s >= 0.01
+    assert rings.empty()
 
 
 def test_the_thread_sleeps_while_no_alarm_is_set(started: Callable[..., SystemClock]) -> None:
@@ -285,3 +302,17 @@ def test_virtual_time_cannot_pass_backwards() -> None:
 
     with pytest.raises(Rejected, match="use jump"):
         clock.set(999)
+
+
+def test_a_virtual_delay_passes_whatever_becomes_of_the_wall_clock() -> None:
+    clock = VirtualClock(100_000)
+    rings: list[int] = []
+    clock.after("again", 50, lambda: rings.append(clock.now_ms()))
+    clock.alarm("moment", 100_050, lambda: rings.append(-1))
+
+    clock.jump(-90_000)
+    due_ms = clock.next_due_ms()
+    clock.advance(60)
+
+    assert due_ms == 10_050
+    assert rings == [10_050]

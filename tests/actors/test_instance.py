@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from understudy import Conflict, Context, Fenced, OutcomeUnknown, Process, UnderstudyError, UnknownInstance, task, wait
+from understudy import (
+    Conflict,
+    Context,
+    Fenced,
+    OutcomeUnknown,
+    Process,
+    UnderstudyError,
+    UnknownInstance,
+    saga,
+    task,
+    wait,
+)
 from understudy.actors import instance as instances
 from understudy.actors.handlers import Handler
 from understudy.actors.pool import HANG
@@ -29,6 +40,16 @@ waiting = Process("waiting", wait("never"))
 @task
 def work(ctx: Context) -> str:
     return ctx.key
+
+
+@task
+def book() -> None:
+    pass
+
+
+@book.undo
+def unbook() -> None:
+    pass
 
 
 working = Process("working", work, wait("never"))
@@ -213,6 +234,22 @@ def test_the_same_key_with_the_same_content_gives_the_first_answer(theatre: Make
     assert isinstance(other.error, Conflict)
     assert plain.get() == {"id": "one", "received": False}
     assert [event.payload for event in world.events("one", MessageBuffered)] == ["3"]
+
+
+def test_the_same_key_gives_the_first_answer_also_when_nothing_is_left_to_do(theatre: Make) -> None:
+    world = theatre(Process("booking", saga(book, wait("never"))))
+    world.start("one", "booking")
+    world.play()
+    first = world.system.order("one", c.Cancel(at_ms=world.clock.now_ms(), key="k", digest="same"))
+    world.play()
+
+    again = world.system.order("one", c.Cancel(at_ms=world.clock.now_ms(), key="k", digest="same"))
+    other = world.system.order("one", c.Cancel(at_ms=world.clock.now_ms()))
+    world.play()
+
+    assert first.get() == {"id": "one", "status": "cancelling"}
+    assert again.get() == first.get()
+    assert other.get() == {"id": "one", "status": "ended"}
 
 
 def test_the_same_key_twice_at_once_is_done_once(theatre: Make) -> None:

@@ -21,7 +21,7 @@ from understudy.model import events as e
 from understudy.model.apply import fold
 from understudy.model.decide import Decision, decide, outstanding
 from understudy.model.definition import Definition, Edge, Graph, Node
-from understudy.model.instance import Fault, Instance, Token, facts
+from understudy.model.instance import Buffered, Fault, Instance, Token, Wait, facts
 from understudy.model.invariants import INVARIANTS, Mark, Subject, examine
 from understudy.model.kinds import (
     Choice,
@@ -39,7 +39,7 @@ from understudy.model.kinds import (
     UndoTask,
 )
 from understudy.model.retry import Backoff
-from understudy.model.states import Outcome, Status, TokenStatus
+from understudy.model.states import Mode, Outcome, Status, TokenStatus
 from understudy.model.validation import problems
 
 ROUNDS = 2  # Of each loop.
@@ -611,10 +611,23 @@ def _with(subject: Subject, change: Callable[[tuple[e.Entry, ...]], tuple[e.Entr
     return attrs.evolve(subject, history=change(subject.history))
 
 
+def _and(subject: Subject, *entries: list[e.AnyEvent]) -> Subject:
+    """The history as it would be if more had happened, long after everything else."""
+    more = tuple(e.Entry(1_000_000_000 + n, "forged", events) for n, events in enumerate(entries))
+    return attrs.evolve(subject, history=(*subject.history, *more))
+
+
+def _lay_unused(instance: Instance) -> None:
+    instance.put_wait(Wait(98, 98, 0, 1, "saga", "message", "paid", "7"))
+    instance.buffer.put(99, Buffered(99, "paid", "", "null"))
+
+
 def _undo_marks(instance: Instance) -> None:
     first, second = instance.undos.values()
     instance.undos.put(first.id, msgspec.structs.replace(second, id=first.id))
 
+
+BRANCH, WAIT = 4, 9  # In the sample: a token whose attempt is out at first, and the timer after the join.
 
 WRONG: dict[str, tuple[str, Callable[[], Subject]]] = {
     "a token ends twice": ("I1", lambda: _with(_played(until=7), lambda h: _twice(h, e.TokenEnded))),
@@ -625,6 +638,11 @@ WRONG: dict[str, tuple[str, Callable[[], Subject]]] = {
     "a key is used twice": (
         "I2",
         lambda: _with(_played(until=3), lambda h: tuple(msgspec.structs.replace(entry, key="k") for entry in h)),
+    ),
+    "a result stands beside its order": ("I3", lambda: attrs.evolve(_played(until=2), sizes=(2,))),
+    "a result of nobody's attempt": (
+        "I3",
+        lambda: _with(_played(until=2), lambda h: _instead(h, e.TaskCompleted, attempt=9)),
     ),
     "a join does not wait": ("I4", lambda: _with(_played(until=4), lambda h: _without(h, e.TokenRested, nth=2))),
     "a join takes only one": ("I4", lambda: _with(_played(until=4), lambda h: _without(h, e.TokenEnded))),
@@ -639,12 +657,27 @@ WRONG: dict[str, tuple[str, Callable[[], Subject]]] = {
     "a timer is early": ("I6", lambda: _with(_played(until=4), _earlier)),
     "a wait is consumed twice": ("I6", lambda: _with(_played(until=4), lambda h: _twice(h, e.WaitConsumed))),
     "a wait is left out": ("I6", lambda: _changed(_played(until=3), lambda i: i.waits.clear())),
+    "a timer fires after a cancel": (
+        "I6",
+        lambda: _and(_played(until=3), [e.EndingBegun(Outcome.CANCELLED)], [e.WaitConsumed(WAIT)]),
+    ),
+    "a message lies beside its wait": ("I8", lambda: _changed(_played(until=3), _lay_unused)),
     "an epoch goes back": ("I9", lambda: attrs.evolve(_played(until=2), marks=(Mark(1, 2), Mark(2, 1)))),
     "an id is given twice": ("I9", lambda: _with(_played(until=1), lambda h: _twice(h, e.TokenCreated))),
     "a row is changed": ("I11", lambda: _changed(_played(until=3), _undo_marks)),
     "an event is lost": ("I11", lambda: _with(_played(until=4), lambda h: _without(h, e.WaitOpened))),
     "a token waits for nothing": ("I14", lambda: _changed(_played(until=3), lambda i: i.drop_waits(3))),
     "a scope has nothing to come": ("I14", lambda: _changed(_played(until=3), lambda i: i.drop_token(3))),
+    "attempts are lost again and again": (
+        "I15",
+        lambda: _and(_played(until=1), *([e.AttemptLost(BRANCH, n)] for n in (1, 2, 3))),
+    ),
+    "an attempt too many": (
+        "I15",
+        lambda: _and(
+            _played(until=1), [e.AttemptFailed(BRANCH, 1, "error", "no paper")], [e.AttemptStarted(BRANCH, 2)]
+        ),
+    ),
     "an end without an outcome": ("S1", lambda: _changed(_played(until=7), lambda i: setattr(i, "outcome", None))),
     "an end of another kind": ("S1", lambda: _with(_played(until=7), lambda h: _without(h, e.EndingBegun))),
     "an end as if nothing had failed": (
@@ -663,6 +696,38 @@ WRONG: dict[str, tuple[str, Callable[[], Subject]]] = {
         ),
     ),
 }
+
+
+def test_a_wait_that_a_cancel_had_to_end_is_named_when_it_is_consumed_all_the_same() -> None:
+    found = INVARIANTS["I6"].check(WRONG["a timer fires after a cancel"][1]())
+
+    assert f"wait {WAIT} was consumed after its instance had been cancelled" in [each.message for each in found]
+
+
+def test_an_undo_goes_on_to_wait_and_to_be_tried_after_a_cancel() -> None:
+    subject = _played(until=5)
+    token = next(token for token in subject.instance.tokens.values() if token.mode is Mode.COMPENSATION)
+
+    waiting = _and(
+        subject,
+        [e.WaitOpened(50, 50, token.id, "retry", due_ms=1)],
+        [e.EndingBegun(Outcome.CANCELLED)],
+        [e.WaitConsumed(50)],
+    )
+
+    messages = [violation.message for violation in INVARIANTS["I6"].check(waiting)]
+    assert not [message for message in messages if "cancelled" in message]
+
+
+def test_an_attempt_that_an_operator_has_ordered_counts_from_one_again() -> None:
+    failed = e.AttemptFailed(BRANCH, 1, "error", "no paper")
+    renewed = e.AttemptStarted(BRANCH, 2, renewed=True)
+    lost = [e.AttemptLost(BRANCH, 2), e.AttemptLost(BRANCH, 3)]
+    incident = e.IncidentRaised(90, BRANCH, "error", "no paper")
+
+    subject = _and(_played(until=1), [failed, incident], [renewed], lost)
+
+    assert INVARIANTS["I15"].check(subject) == []
 
 
 @pytest.mark.parametrize("wrong", WRONG)
