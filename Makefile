@@ -12,7 +12,7 @@ FLOORS := $(wildcard model store actors bpmn simulations console)
 BESIDE := $(foreach folder,tests benchmarks examples,$(if $(shell find $(folder) -name '*.py' 2>/dev/null),$(folder)))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint house types floors unit bench format clean
+.PHONY: help demo test lint house types floors unit gate mutants soak bench format clean
 
 help:  ## show these lines
 	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,6 +45,16 @@ floors: $(VENV)/installed-dev house  ## who may import whom
 
 unit: $(VENV)/installed-dev  ## the tests
 	$(BIN)/pytest
+
+gate: $(VENV)/installed-dev  ## 300 seeds twice, as in the tests, with figures
+	$(BIN)/python -m understudy.simulations gate
+
+mutants: $(VENV)/installed-dev  ## whether simulation finds every seeded bug
+	$(BIN)/python tests/mutants/run.py
+
+soak: $(VENV)/installed-dev  ## about an hour of simulation, kills and torn files, then the seeded bugs
+	$(BIN)/python -m understudy.simulations soak --minutes $(or $(MINUTES),60)
+	$(BIN)/python tests/mutants/run.py
 
 bench: $(VENV)/installed  ## every benchmarks/bench_*.py, one after the other
 	@for script in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -215,7 +215,9 @@ class InstanceActor(PooledActor):
     def _answer_after(self, order: Order, decision: Decision) -> None:
         recalled: Promise[Any] = Promise()
         recalled.add_done_callback(lambda _: answer_recalled(order, decision, recalled))
-        self._services.persistence.tell(Run(Recall(order.command.key), recalled))
+        # What changes nothing has no commit that could hold its key: repeated later, it might change something.
+        first = self._answered(order.command, decision) if order.command.key and decision.refusal is None else None
+        self._services.persistence.tell(Run(Recall(order.command.key, first), recalled))
 
     def _returned(self, command: c.CompleteTask | c.FailTask) -> None:
         out = self._out.get(command.token)

@@ -245,10 +245,14 @@ def _secrets(reads: Reads) -> Iterator[str]:
 
 
 def _control_secret(path: str) -> str | None:
-    if not Path(f"{os.path.realpath(path)}-owner").is_file():  # Looking for it would make it.
+    """None where there is no owner file, which asking would make, or none that we may read."""
+    if not Path(f"{os.path.realpath(path)}-owner").is_file():
         return None
-    with OwnerFile.of(path) as file:
-        address = file.address()
+    try:
+        with OwnerFile.of(path) as file:
+            address = file.address()
+    except UnderstudyError:
+        return None
     return None if address is None else address.secret
 
 

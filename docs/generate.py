@@ -12,8 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
+import understudy.simulations.faults  # noqa: F401  # It fills the table.
 from understudy.model.expressions import FUNCTIONS
 from understudy.model.states import INSTANCE_TRANSITIONS, TOKEN_TRANSITIONS, Status, TokenStatus
+from understudy.simulations.plugins import FAULTS
 
 DOCS = Path(__file__).resolve().parent
 S = TypeVar("S", bound=Enum)
@@ -59,6 +61,21 @@ def functions_table() -> str:
     return "\n".join(["| function | gives |", "|---|---|", *rows])
 
 
+def faults_table() -> str:
+    """By kind, in the order in which the kinds are explained."""
+    ordered = sorted(FAULTS.values(), key=lambda each: (KINDS.index(each.kind), each.name))
+    rows = [f"| {each.kind} | `{each.name}` | {_sentence(each.__doc__)} | {each.must} |" for each in ordered]
+    return "\n".join(["| kind | fault | what happens | must |", "|---|---|---|---|", *rows])
+
+
+KINDS = ("process", "handlers", "messages", "time", "storage", "change")
+
+
+def _sentence(text: str | None) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((text or "").split("\n\n")[0].split()).replace("|", "\\|")
+
+
 def _reached(transitions: Mapping[S, frozenset[S]], first: S) -> list[S]:
     found = {first}
     while new := {target for state in found for target in transitions[state]} - found:
@@ -70,6 +87,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "instance-states": lambda: state_diagram(INSTANCE_TRANSITIONS, Status.PENDING),
     "token-states": lambda: state_diagram(TOKEN_TRANSITIONS, TokenStatus.CREATED),
     "functions": functions_table,
+    "faults": faults_table,
 }
 
 

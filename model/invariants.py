@@ -73,12 +73,13 @@ class Subject:
         for entry in self.history:
             yield from entry.events
 
-    def commits(self) -> Iterator[tuple[int, e.Entry]]:
-        """Each entry, with the number of its commit."""
+    def commits(self) -> Iterator[tuple[int, list[Any]]]:
+        """The events of each entry, with the number of its commit."""
+        events = (entry.events for entry in self.history)
         if not self.sizes:
-            return enumerate(self.history, 1)
+            return enumerate(events, 1)
         numbers = (number for number, size in enumerate(self.sizes, 1) for _ in range(size))
-        return zip(numbers, self.history, strict=True)
+        return zip(numbers, events, strict=True)
 
 
 @attrs.frozen
@@ -353,16 +354,18 @@ def _short(value: object) -> str:
 @_invariant("I3", "a result is that of an attempt which an earlier commit has ordered")
 def _orders(subject: Subject) -> Iterator[str]:
     ordered: dict[int, tuple[int, int]] = {}  # Token to its attempt, and to the commit that has ordered it.
-    for number, entry in subject.commits():
-        for event in entry.events:
+    for number, events in subject.commits():
+        for event in events:
             kind = type(event)
+            if kind not in _ATTEMPTS:
+                continue
             if kind is e.TaskOpened:
                 ordered[event.token] = (1, number)
             elif kind is e.AttemptStarted:
                 ordered[event.token] = (event.attempt, number)
             elif kind is e.AttemptLost:
                 ordered[event.token] = (event.attempt + 1, number)
-            elif kind is e.AttemptFailed or (kind is e.TaskCompleted and not event.skipped):
+            elif kind is e.AttemptFailed or not event.skipped:
                 attempt, by = ordered.get(event.token, (0, 0))
                 if attempt != event.attempt:
                     yield f"token {event.token} has a result of attempt {event.attempt}, which was not ordered"
@@ -384,6 +387,8 @@ class _Tries:
 def _patience(subject: Subject) -> Iterator[str]:
     at: dict[int, tuple[str, Mode]] = {}
     steps: dict[int, _Tries] = {}
+    if not any(type(event) in _TROUBLES for event in subject.events()):
+        return
     for _, events in subject.turns():
         lost: dict[int, int] = {}  # Tokens that have just lost one too many.
         for event in events:
@@ -409,6 +414,10 @@ def _patience(subject: Subject) -> Iterator[str]:
                 lost.pop(event.token, None)
         for token, count in lost.items():
             yield f"token {token} has lost {count} attempts in a row and goes on without an incident"
+
+
+_ATTEMPTS: Final = frozenset({e.TaskOpened, e.AttemptStarted, e.AttemptLost, e.AttemptFailed, e.TaskCompleted})
+_TROUBLES: Final = frozenset({e.AttemptFailed, e.AttemptLost, e.AttemptStarted})
 
 
 def _policy(graph: Graph, node: str, mode: Mode) -> Backoff:
@@ -688,8 +697,17 @@ _MAKES: Final[dict[type[e.Event], TokenStatus]] = {
     e.WaitOpened: TokenStatus.WAITING,
     e.IncidentRaised: TokenStatus.WAITING,
 }
+# From which states each of them may come; a tuple, because a state is found in it without its slow hash.
+_FITS: Final[dict[type[e.Event], tuple[TokenStatus, ...]]] = {
+    kind: tuple(status for status in TokenStatus if after in TOKEN_TRANSITIONS[status])
+    for kind, after in _MAKES.items()
+}
 _RESULTS: Final = (e.AttemptLost, e.AttemptFailed, e.TaskCompleted)
-_BEGINNINGS: Final = (e.TaskOpened, e.AttemptStarted, e.ScopeCompensating, e.UndoStarted)
+_BEGINNINGS: Final = frozenset({e.TaskOpened, e.AttemptStarted, e.ScopeCompensating, e.UndoStarted})
+_LIVES: Final = frozenset({*_MAKES, *_RESULTS})
+_TURNS: Final = frozenset(
+    {e.InstanceStarted, e.InstancePaused, e.InstanceResumed, e.InstanceEnded, e.EndingBegun, e.ScopeFailing}
+)
 _NEW: Final = (TokenStatus.CREATED, 0)
 
 
@@ -698,13 +716,16 @@ def _transitions(subject: Subject) -> Iterator[str]:
     lives: dict[int, tuple[TokenStatus, int]] = {}  # Status and attempt.
     status = resting = Status.PENDING
     for event in subject.events():
-        before = status
-        status, resting = _status_after(status, resting, event)
-        if status is not before and status not in INSTANCE_TRANSITIONS[before]:
-            yield f"{type(event).__name__} made it {status.value} when it was {before.value}"
-        if status is Status.PAUSED and isinstance(event, _BEGINNINGS):
-            yield f"{type(event).__name__} happened while it was paused"
-        yield from _token_life(lives, event)
+        kind = type(event)
+        if kind in _TURNS:
+            before = status
+            status, resting = _status_after(status, resting, event)
+            if status is not before and status not in INSTANCE_TRANSITIONS[before]:
+                yield f"{kind.__name__} made it {status.value} when it was {before.value}"
+        elif status is Status.PAUSED and kind in _BEGINNINGS:
+            yield f"{kind.__name__} happened while it was paused"
+        if kind in _LIVES:
+            yield from _token_life(lives, event)
     if status is not subject.instance.status:
         yield f"it is {subject.instance.status.value}, but by its events {status.value}"
     stored = {token.id: (token.status, token.attempt) for token in subject.instance.tokens.values()}
@@ -734,20 +755,18 @@ def _status_after(status: Status, resting: Status, event: Any) -> tuple[Status, 
 
 def _token_life(lives: dict[int, tuple[TokenStatus, int]], event: Any) -> Iterator[str]:
     kind = type(event)
-    token = getattr(event, "token", None)
-    if token is None:
-        return
+    token = event.token
     status, attempt = lives.get(token, _NEW)
-    named = f"{kind.__name__} of token {token}"
     if kind in _RESULTS and (event.attempt != attempt or not (status is TokenStatus.EXECUTING or _is_skip(event))):
-        yield f"{named} is about attempt {event.attempt}, when it was {status.value} in {attempt}"
+        words = f"is about attempt {event.attempt}, when it was {status.value} in {attempt}"
+        yield f"{kind.__name__} of token {token} {words}"
     if kind is e.AttemptStarted and event.attempt != attempt + 1:
-        yield f"{named} gives it attempt {event.attempt} after {attempt}"
+        yield f"{kind.__name__} of token {token} gives it attempt {event.attempt} after {attempt}"
     after = _MAKES.get(kind)
     if after is None:
         return
-    if after not in TOKEN_TRANSITIONS[status] and not (status is TokenStatus.CREATED and kind is e.TokenCreated):
-        yield f"{named} made it {after.value} when it was {status.value}"
+    if status not in _FITS[kind] and not (status is TokenStatus.CREATED and kind is e.TokenCreated):
+        yield f"{kind.__name__} of token {token} made it {after.value} when it was {status.value}"
     if kind is e.TokenEnded:
         lives.pop(token, None)
     elif kind in (e.TokenCreated, e.TokenMoved):

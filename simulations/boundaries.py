@@ -1,5 +1,5 @@
-"""Every write boundary of a scenario: it is played again and again on the simulated disk, and dies at the first operation
-of the disk, at the second, and so on to the last.
+"""Every write boundary of a scenario: it is played again and again on the simulated disk, and dies at the first
+operation of the disk, at the second, and so on to the last.
 
 Nothing is sampled. Each death is a kill (what was written is there), or a power cut (what was not synced is kept, lost
 or torn), or no death but a disk that is full or fails from that operation on for a while. After it the process comes
@@ -30,7 +30,7 @@ POWER: Final = "power"
 MODES: Final = (KILL, POWER, "full", "write", "sync", "read", "busy")
 PAGES: Final = 20  # After which the log is folded into the file: often, so that this is interrupted too.
 FAULT_COUNTS: Final = (1, 3, 25)  # How many operations a failing disk refuses.
-STEPS: Final = 150
+STEPS: Final = 40
 
 
 class DiskMemory:

@@ -49,7 +49,7 @@ class TappedCursor(sqlite3.Cursor):
 
     connection: TappedConnection
 
-    def execute(self, statement: str, parameters: Any = (), /) -> sqlite3.Cursor:
+    def execute(self, statement: str, parameters: Any = (), /) -> Any:
         tap = self.connection.storage.tap
         if tap is None:
             return super().execute(statement, parameters)

@@ -182,8 +182,10 @@ class Life:
         self.storage.die()
 
     def close(self) -> None:
-        """End in good order."""
+        """End in good order, unless it dies meanwhile."""
         self.system.stop(timeout_s=0)
+        if self.is_dead:
+            self.die()
         self.is_dead = True
         self._readers.close()
 
@@ -251,10 +253,11 @@ class Node:
             self.world.tell(self.name, "world", "resume", "goes on")
 
     def close(self) -> None:
-        life, self.life = self.life, None
+        life = self.life
         if life is not None:
             self.world.tell(self.name, "world", "close", "closed in good order")
             life.close()
+            self.life = None  # Only now: it may die while it closes.
             self.world.lost(life)
 
 

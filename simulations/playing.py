@@ -95,9 +95,7 @@ def play(
         world.close()
 
 
-def _live(
-    world: World, scenario: Scenario, faults: Sequence[Fault], steps: int, only: Sequence[str] | None
-) -> None:
+def _live(world: World, scenario: Scenario, faults: Sequence[Fault], steps: int, only: Sequence[str] | None) -> None:
     checkers = [checker() for name, checker in CHECKERS.items() if only is None or name in only]
     for checker in checkers:
         checker.watch(world)

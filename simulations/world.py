@@ -50,7 +50,7 @@ Job = Callable[[], object]
 
 
 class World:
-    """Made of a seed. `step` lets one thing happen, `run` so many, `settle` ends the faults and lets all come to rest."""
+    """Made of a seed. `step` lets one thing happen, `run` so many, `settle` ends the faults and lets all rest."""
 
     def __init__(
         self,

@@ -72,15 +72,23 @@ class Leave:
 
 @attrs.frozen
 class Recall:
-    """What was answered under a key before, if anything was."""
+    """What was answered under a key before; if nothing was, `first` is the answer from now on."""
 
     key: str
+    first: Answered | None = None
 
     def run(self, connection: Any) -> Answered | None:
         row = connection.execute(
             "SELECT key, digest, answer, expires_ms FROM request WHERE key = ?", (self.key,)
         ).fetchone()
-        return None if row is None else Answered(*row)
+        if row is not None:
+            return Answered(*row)
+        if self.first is not None:
+            connection.execute(
+                "INSERT INTO request (key, digest, answer, expires_ms) VALUES (?, ?, ?, ?)",
+                (self.first.key, self.first.digest, self.first.answer, self.first.expires_ms),
+            )
+        return self.first
 
 
 @attrs.frozen

@@ -252,6 +252,25 @@ def test_the_same_key_gives_the_first_answer_also_when_nothing_is_left_to_do(the
     assert other.get() == {"id": "one", "status": "ended"}
 
 
+def test_a_key_is_kept_also_for_a_command_that_changed_nothing(theatre: Make) -> None:
+    world = theatre(waiting)
+    world.start("one", "waiting")
+    world.system.order("one", c.Pause(at_ms=world.clock.now_ms()))
+    paused = c.Pause(at_ms=world.clock.now_ms(), key="k", digest="same")
+    first = world.system.order("one", paused)
+    world.play()
+    world.system.order("one", c.Resume(at_ms=world.clock.now_ms()))
+    world.play()
+
+    again = world.system.order("one", paused)
+    other = world.system.order("one", c.Pause(at_ms=world.clock.now_ms(), key="k", digest="other"))
+    world.play()
+
+    assert again.get() == first.get()
+    assert isinstance(other.error, Conflict)
+    assert world.status("one") == "running"
+
+
 def test_the_same_key_twice_at_once_is_done_once(theatre: Make) -> None:
     world = theatre(waiting)
     world.start("one", "waiting")

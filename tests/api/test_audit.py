@@ -16,6 +16,7 @@ from attrs import frozen
 
 from understudy import Process, Runtime, parallel, saga, sleep, task, wait
 from understudy.audit import Report, audit
+from understudy.cli import main
 from understudy.doctor import Level, examine
 from understudy.model.commands import Start as StartCommand
 from understudy.model.decide import decide
@@ -211,6 +212,13 @@ DAMAGES = {
         "",
         "UPDATE definition SET body = replace(body, '72h', '71h') WHERE name = 'sleeping'",
     ),
+    "a commit of somebody who was replaced": ("I10", "", "UPDATE history SET epoch = 99 WHERE seq = 1"),
+    "a message beside its wait": (
+        "I8",
+        "",
+        f"INSERT INTO message SELECT 999, name, key, 'null', NULL, NULL, NULL FROM wait "
+        f"WHERE kind = 'message' AND instance = {WAITS}",
+    ),
     "an assigned message": ("messages", "", f"UPDATE message SET instance = {WAITS}, wait = 99"),
     "a result nobody wants": (
         "results",
@@ -230,6 +238,62 @@ def test_whatever_is_changed_from_outside_is_found(db: Path, damage: str) -> Non
     found = {(violation.id, violation.instance) for violation in report.violations}
     assert (id_, instance) in found
     assert not report.ok
+
+
+def owner_secret(path: Path) -> str:
+    with OwnerFile.of(path) as file:
+        address = file.address()
+    assert address is not None
+    return address.secret
+
+
+@pytest.mark.parametrize(
+    ("place", "statement"),
+    [
+        ("instance.title", "UPDATE instance SET title = 'see ' || ? WHERE id = 'waits'"),
+        ("incident.detail", "UPDATE incident SET detail = ?"),
+        ("history.events", "UPDATE history SET events = events || ? WHERE seq = 3"),
+        ("message.payload", "UPDATE message SET payload = ?"),
+    ],
+)
+def test_the_owners_control_secret_is_found_wherever_it_stands_in_the_database(
+    db: Path, place: str, statement: str
+) -> None:
+    with Runtime(db, *PROCESSES):
+        secret = owner_secret(db)
+
+    change(db, statement, secret)
+    found = [violation.message for violation in audited(db).violations if violation.id == "I17"]
+
+    assert len(found) == 1
+    assert found[0].startswith(f"the owner's control secret stands in {place}")
+    assert secret not in found[0]
+
+
+def test_an_audit_makes_no_owner_file_and_does_without_one(db: Path) -> None:
+    assert audited(db).ok
+    assert not Path(f"{db}-owner").exists()
+
+
+def test_the_control_secret_is_neither_logged_nor_shown_nor_stored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "orders.db"
+    caplog.set_level("DEBUG")
+    with Runtime(path, *PROCESSES) as runtime:
+        runtime.start(stopped, Order("stuck"), id="stuck").wait_until(lambda state: bool(state.incidents))
+        runtime.start(checkout, Order("undone", 13), id="undone").wait_until(lambda state: state.outcome is not None)
+        secret = owner_secret(path)
+        for command in (["list"], ["show", "stuck"], ["doctor"], ["audit"]):
+            main([command[0], str(path), *command[1:], "--json"])
+        shown = capsys.readouterr().out
+        assert audit(runtime.node.reads).ok
+
+    assert len(secret) >= 32
+    assert "stuck" in shown
+    assert secret not in shown
+    assert secret not in caplog.text
+    assert all(secret.encode() not in file.read_bytes() for file in (path, *path.parent.glob("orders.db-wal")))
 
 
 def test_an_instance_that_cannot_be_read_is_one_violation_and_the_others_are_read(db: Path) -> None:

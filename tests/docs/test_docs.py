@@ -2,7 +2,8 @@
 
 Blocks of one page run in order, in one namespace, in a folder of their own. `python` blocks are run; one with
 `file=NAME` is saved there, to be imported by later ones; a `text` block behind a `python` block is what that one has
-printed, where `...` stands for whatever differs from run to run; functions called `test_…` are run with a rehearsal.
+printed, where `...` stands for whatever differs from run to run; functions called `test_…` are run with a rehearsal
+or a simulation.
 `console run` blocks are commands of ours with what they print; of other `console` blocks only the grammar is checked.
 """
 
@@ -35,6 +36,7 @@ from understudy.cli import main
 from understudy.cli.arguments import command_of, parse
 from understudy.model import errors
 from understudy.model.states import Outcome, Status, TokenStatus
+from understudy.simulations import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -114,7 +116,12 @@ class Reader:
         return out.getvalue()
 
     def _rehearse(self, name: str, test: Callable[..., None]) -> None:
-        assert list(inspect.signature(test).parameters) == ["rehearsal"], f"{name} can only ask for the rehearsal"
+        asked = list(inspect.signature(test).parameters)
+        if asked == ["simulation"]:
+            marked = {key: value for mark in getattr(test, "pytestmark", ()) for key, value in mark.kwargs.items()}
+            test(lambda *processes, **given: simulate(*processes, **marked, **given).raise_if_failed())
+            return
+        assert asked == ["rehearsal"], f"{name} can only ask for the rehearsal or the simulation"
         folder = self.folder / name
         folder.mkdir()
         with contextlib.closing(Rehearsal(folder)) as rehearsal:

@@ -611,9 +611,9 @@ def _with(subject: Subject, change: Callable[[tuple[e.Entry, ...]], tuple[e.Entr
     return attrs.evolve(subject, history=change(subject.history))
 
 
-def _and(subject: Subject, *entries: list[e.AnyEvent]) -> Subject:
+def _and(subject: Subject, *entries: Sequence[e.AnyEvent]) -> Subject:
     """The history as it would be if more had happened, long after everything else."""
-    more = tuple(e.Entry(1_000_000_000 + n, "forged", events) for n, events in enumerate(entries))
+    more = tuple(e.Entry(1_000_000_000 + n, "forged", list(events)) for n, events in enumerate(entries))
     return attrs.evolve(subject, history=(*subject.history, *more))
 
 
