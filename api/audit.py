@@ -182,7 +182,7 @@ class _Walk:
 
 
 def _pages(reads: Reads) -> Iterator[str]:
-    return (row[0] for row in reads.rows("PRAGMA quick_check(20)") if row[0] != "ok")
+    return (row[0] for row in reads.rows("PRAGMA integrity_check(20)") if row[0] != "ok")
 
 
 def _references(reads: Reads) -> Iterator[str]:

@@ -23,6 +23,7 @@ from understudy.simulations.plugins import PROBES, SCENARIOS
 
 STEPS: Final = 2_000
 MAIN: Final = "random_processes"  # Every second seed plays it; the others take turns.
+LONG_EVERY: Final = 35  # Of the seeds that do not play it, one in so many plays a scenario with many more steps.
 HASH_SEEDS: Final = ("1", "4242")
 
 
@@ -82,12 +83,19 @@ class Tally(msgspec.Struct):
 
 
 def gate_cases(count: int, *, first: int = 0) -> list[Case]:
-    """The seeds of a gate, spread over the scenarios; long scenarios keep their own length."""
-    others = sorted(name for name in SCENARIOS if name != MAIN)
-    main = MAIN if MAIN in SCENARIOS else others[0]
-    return [
-        Case(main if seed % 2 == 0 else others[seed // 2 % len(others)], seed) for seed in range(first, first + count)
-    ]
+    """The seeds of a gate: every second one is drawn processes, the others take turns; long scenarios come rarely."""
+    short = sorted(name for name, scenario in SCENARIOS.items() if name != MAIN and scenario.steps <= STEPS)
+    long = sorted(name for name, scenario in SCENARIOS.items() if scenario.steps > STEPS)
+    return [Case(_scenario(seed, short, long), seed) for seed in range(first, first + count)]
+
+
+def _scenario(seed: int, short: list[str], long: list[str]) -> str:
+    if seed % 2 == 0:
+        return MAIN
+    turn, rest = divmod(seed // 2, LONG_EVERY)
+    if rest == 0 and long:
+        return long[turn % len(long)]
+    return short[seed // 2 % len(short)]
 
 
 def verdict(case: Case) -> Verdict:

@@ -166,6 +166,17 @@ class MemoryStorage:
         assert isinstance(connection, TappedConnection)
         return connection
 
+    def peek_inside(self, statement: str) -> list[Any] | None:
+        """Read within the transaction that a task holds, past all taps; None if there is none."""
+        if self._newest is None or self._newest.is_closed() or not self.connection().in_transaction:
+            return None
+        connection = self.connection()
+        sqlite3.Connection.set_authorizer(connection, None)
+        try:
+            return sqlite3.Connection.execute(connection, statement).fetchall()
+        finally:
+            sqlite3.Connection.set_authorizer(connection, connection.lent)
+
     def die(self) -> None:
         """Close everything, as the end of a process does: what was not committed is rolled back."""
         if self._newest is not None and not self._newest.is_closed():
@@ -182,7 +193,8 @@ class Memory:
 
     def __init__(self) -> None:
         self.uri = f"file:/understudy-{os.getpid()}-{next(_names)}?vfs=memdb"
-        self._keeper = sqlite3.connect(self.uri, uri=True, isolation_level=None)  # While it is open the database lives.
+        # While it is open the database lives. It never sleeps: whoever holds a lock waits for the same thread.
+        self._keeper = sqlite3.connect(self.uri, uri=True, isolation_level=None, timeout=0)
         _template().backup(self._keeper)
 
     def storage(self) -> MemoryStorage:

@@ -167,7 +167,12 @@ class Life:
                 listener(self, line, act)
             if not has_effect:
                 raise Mishap(f"{name} failed before it did anything")
-            return _done(act, name, _called(self.world.stand_ins.get(name), handler.function, given))
+            try:
+                value = _called(self.world.stand_ins.get(name), handler.function, given)
+            except BaseException:
+                self.world.raised[context.key, context.attempt] = None
+                raise
+            return _done(act, name, value)
 
         return play
 

@@ -115,6 +115,7 @@ class Scenario:
     begin: Callable[[World], None]  # Plays processes, opens nodes, sets clients to work.
     faults: tuple[str, ...] | None = None  # None: all that there are.
     without: tuple[str, ...] = ()  # Kinds of faults, or single ones, that make no sense there.
+    likely: tuple[str, ...] = ()  # Those that it is about: most of its worlds have each of them.
     steps: int = 2_000
     nodes: int = 1
     options: dict[str, Any] = attrs.field(factory=dict)  # For `World`.

@@ -163,6 +163,8 @@ def explained(path: str) -> Iterator[None]:
         raise
     except (sqlite3.Error, peewee.PeeweeException) as error:
         raise explain(error, path) from error
+    except UnicodeDecodeError as error:  # A name in the schema is no text any more.
+        raise Damaged(f"{path} is damaged ({error}); restore a backup, then run `understudy audit`") from error
 
 
 def explain(error: BaseException, path: str) -> UnderstudyError:

@@ -6,6 +6,7 @@ Every list is paged by key: a page is found by an index however far it is from t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -27,6 +28,7 @@ from understudy.store.schema import DefinitionRow, IncidentRow, InstanceRow
 
 _ENTRIES = msgspec.json.Decoder(list[Entry])
 _FAULT = msgspec.json.Decoder(Fault)
+_LEARNED = [msgspec.json.Decoder(kind) for kind in (Incident, Scope, Token, Undo, Wait)]  # As in `model.kinds`.
 
 
 @attrs.frozen(kw_only=True)
@@ -97,7 +99,17 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def entries(self) -> list[Entry]:
-        return _ENTRIES.decode(self.events)
+        with _sound(f"commit {self.n} of instance {self.instance}"):
+            return _ENTRIES.decode(self.events)
+
+
+@contextlib.contextmanager
+def _sound(what: str) -> Iterator[None]:
+    """Whatever cannot be decoded was not written by us as it stands there."""
+    try:
+        yield
+    except (msgspec.MsgspecError, TypeError, UnicodeError, ValueError) as error:
+        raise Damaged(f"{what} cannot be read ({error}); run `understudy audit`, then restore a backup") from error
 
 
 class Readers:
@@ -232,7 +244,8 @@ class Reads:
         columns = ", ".join(f'"{column}"' for column in (*key, *others))
         order = ", ".join(f'"{column}"' for column in key)
         rows = self.rows(f'SELECT {columns} FROM "{table}" WHERE instance = ? ORDER BY {order}', (no,))
-        return tuple(msgspec.convert(list(row), kind) for row in rows)
+        with _sound(f"a row of {table}"):
+            return tuple(msgspec.convert(list(row), kind) for row in rows)
 
     # --- definitions ---
 
@@ -366,6 +379,11 @@ def _summaries() -> Any:
 
 
 def _summary(row: tuple[Any, ...]) -> Summary:
+    with _sound(f"instance {row[1]}"):
+        return _made(row)
+
+
+def _made(row: tuple[Any, ...]) -> Summary:
     return Summary(
         no=row[0],
         id=row[1],

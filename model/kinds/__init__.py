@@ -44,6 +44,9 @@ __all__ = [
 KINDS: dict[str, Rules] = {
     rules.name: rules for rules in (START, END, TERMINATE, TASK, CHOICE, FORK, JOIN, MERGE, TIMER, RECEIVE, THROW, SAGA)
 }
+# msgspec learns a class when it is first used, and crashes the process when two threads let it learn one at once: the
+# loader and a deployment did. So it learns them all while this module is imported.
+_LEARNED = [msgspec.json.Decoder(rules.node_type) for rules in KINDS.values()]
 _BY_TYPE: dict[type[Node], Rules] = {rules.node_type: rules for rules in KINDS.values()}
 
 
