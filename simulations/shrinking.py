@@ -14,9 +14,9 @@ import attrs
 
 from understudy.simulations.playing import Outcome
 
-MOST_WORLDS: Final = 120
+MOST_WORLDS: Final = 150
 MOST_STEPS: Final = 150_000
-NEIGHBOURS: Final = 40  # Other seeds that are tried.
+NEIGHBOURS: Final = 60  # Other seeds that are tried.
 
 
 @attrs.frozen(kw_only=True)
@@ -123,6 +123,8 @@ class Shrinker:
         case = attrs.evolve(self.best.case, is_calm=True, only=self.best.instances[:1])
         for seed in range(NEIGHBOURS):
             for name in case.faults or ():
+                if max(_length(self.best)[:-1]) <= 1 and self.best.case.is_calm:
+                    return  # One fault that strikes one instance once: there is nothing simpler.
                 self._try(attrs.evolve(case, seed=seed, faults=(name,)), shorter=True)
 
     def _try(self, case: Case, *, shorter: bool = False) -> bool:
@@ -138,6 +140,7 @@ class Shrinker:
         return False
 
 
-def _length(played: Played) -> tuple[int, int, int]:
+def _length(played: Played) -> tuple[int, int, int, int]:
     """One crash more is harder to understand than a few steps more."""
-    return sum(played.outcome.faults.values()), len(played.case.faults or ()), played.outcome.steps
+    struck = sum(played.outcome.faults.values())
+    return struck, len(played.case.faults or ()), len(played.instances), played.outcome.steps

@@ -169,7 +169,7 @@ def _resolve(operation: Operation, index: _Index, _evidence: Evidence) -> Iterat
 
 
 def _publish(operation: Operation, index: _Index, evidence: Evidence) -> Iterator[str]:
-    number = operation.answer["message"]  # 0: it was published by an earlier call, which was told the number.
+    number = operation.answer["message"]  # 0: an earlier call under its key was told the number, or should have been.
     is_lasting = operation.parameters.get("ttl_ms") is None
     is_there = not number or index.consumed[number] or any(message.no == number for message in evidence.messages)
     if is_lasting and not is_there:
@@ -311,11 +311,11 @@ def _published(evidence: Evidence) -> int:
 def _at_least(world: World, index: _Index, evidence: Evidence) -> Iterator[Violation]:
     """Of each name and key: what was thrown or acknowledged, and never expires, is there or was used."""
     least = Counter(index.thrown)
-    numbers = {0}  # That of a repeated call, which is not told the number.
+    known: set[str] = set()
     for operation in world.operations:
         is_lasting = operation.call == "publish" and operation.parameters.get("ttl_ms") is None
-        if is_lasting and operation.is_acknowledged and operation.answer["message"] not in numbers:
-            numbers.add(operation.answer["message"])
+        if is_lasting and operation.is_acknowledged and operation.key not in known:
+            known.update((operation.key,) if operation.key else ())
             least[operation.parameters["name"], operation.parameters.get("about", "")] += 1
     there = index.used + Counter((message.name, message.key) for message in evidence.messages)
     for place, count in least.items():

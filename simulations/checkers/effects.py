@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from understudy.actors.handlers import key_of
 from understudy.model import events as e
+from understudy.model.commands import CompleteTask
 from understudy.model.invariants import Violation
 from understudy.simulations.checkers.evidence import Evidence, Row
 from understudy.simulations.plugins import Checker, checker
 
 if TYPE_CHECKING:
     from understudy.simulations.ledger import Line
+    from understudy.simulations.node import Life
     from understudy.simulations.world import World
 
 Attempt = tuple[str, int]  # The key, and the number of the attempt.
@@ -27,6 +29,7 @@ class Result(NamedTuple):
 
     row: Row
     attempt: Attempt
+    value: str
     is_recorded: bool
 
 
@@ -52,7 +55,7 @@ class Orders:
                 self._lose(row, event, is_next_out=not _stops(event.token, events[place + 1 :]))
             elif kind is e.TaskCompleted and not event.skipped:
                 key = self._out[row.instance, event.token][0]
-                self.results.append(Result(row, (key, event.attempt), event.recorded))
+                self.results.append(Result(row, (key, event.attempt), event.result, event.recorded))
 
     def _order(self, row: Row, token: int, attempt: Attempt) -> None:
         self._out[row.instance, token] = attempt
@@ -75,8 +78,15 @@ class Effects(Checker):
     id = "I3"
     statement = "every committed effect is delivered at least once under its key; nothing is that was not committed"
 
+    def __init__(self) -> None:
+        self._given: set[tuple[Attempt, str]] = set()  # What attempts have given, as it was told to their instances.
+
     def watch(self, world: World) -> None:
-        Evidence.of(world)
+        Evidence.of(world).on_told.append(self._told)
+
+    def _told(self, _life: Life, instance: str, command: Any) -> None:
+        if type(command) is CompleteTask:
+            self._given.add(((key_of(instance, command.task), command.attempt), command.result))
 
     def find(self, world: World) -> Iterable[str | Violation]:
         evidence = Evidence.of(world)
@@ -110,14 +120,18 @@ class Effects(Checker):
                 yield f"{_named(lines[0])} was called at steps {steps}", lines[0].instance
 
     def _earned(self, calls: dict[Attempt, list[Line]], orders: Orders) -> Iterator[tuple[str, str]]:
-        for row, (key, attempt), is_recorded in orders.results:
+        for row, (key, attempt), value, is_recorded in orders.results:
             # A recorded result may be that of an attempt before: the record was found, and nothing was called again.
             numbers = range(attempt, 0, -1) if is_recorded else (attempt,)
             made = [line for number in numbers for line in calls.get((key, number), ()) if line.had_effect]
+            words = ""
             if not made:
-                yield f"attempt {attempt} of {key} is done by commit {row.version}, but was never made", row.instance
+                words = f"is done by commit {row.version}, but was never made"
             elif row.step and made[-1].step > row.step:
                 words = f"is done by commit {row.version} of step {row.step}, but was made at step {made[-1].step}"
+            elif not is_recorded and ((key, attempt), value) not in self._given:
+                words = f"is done by commit {row.version} with a result that it has not given: {value[:100]}"
+            if words:
                 yield f"attempt {attempt} of {key} {words}", row.instance
 
     def _lost(self, calls: dict[Attempt, list[Line]], orders: Orders) -> Iterator[tuple[str, str]]:

@@ -16,12 +16,13 @@ world goes on, and then read anew. Nothing here judges anything, and nothing her
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from understudy.actors.messages import Order
 from understudy.model.definition import decode_definition
 from understudy.model.events import Entry
 from understudy.store.commit import Commit
@@ -147,8 +148,10 @@ class Evidence:
         self.reports: list[Report] = []
         self.publishes: list[tuple[Publish, Landing]] = []
         self.purged_ms = 0  # The latest moment by which something that had expired was purged.
+        self.on_told: list[Callable[[Life, str, Any], None]] = []  # Each command on its way to an instance.
         world.on_writing.append(self._writing)
         world.on_landed.append(self._landed)
+        world.on_opened.append(self._opened)
 
     @classmethod
     def of(cls, world: World) -> Evidence:
@@ -175,6 +178,19 @@ class Evidence:
 
     def _landed(self, life: Life, commit: Commit, version: int) -> None:
         self.reports.append(Report(commit.id, version, commit.digest, self._world.steps, life.epoch))
+
+    def _opened(self, life: Life) -> None:
+        """Look at everything that instances are told in this life."""
+        directory: Any = life.system.directory
+        tell: Callable[..., None] = directory.tell
+
+        def told(instance: str, message: Any, *, is_new: bool = False) -> None:
+            if type(message) is Order:
+                for listener in self.on_told:
+                    listener(life, instance, message.command)
+            tell(instance, message, is_new=is_new)
+
+        directory.tell = told
 
     # --- what is there ---
 

@@ -7,10 +7,9 @@ later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from understudy.actors.messages import Order
 from understudy.model import events as e
 from understudy.model.commands import FireTimer
 from understudy.model.invariants import Violation
@@ -33,8 +32,7 @@ class Timers(Checker):
         self._found: list[Violation] = []
 
     def watch(self, world: World) -> None:
-        Evidence.of(world)
-        world.on_opened.append(self._opened)
+        Evidence.of(world).on_told.append(self._told)
         world.on_written.append(lambda life, changes, written: self._handed_over(world, life, changes, written))
 
     def find(self, world: World) -> Iterable[str | Violation]:
@@ -47,17 +45,9 @@ class Timers(Checker):
 
     # --- looking on ---
 
-    def _opened(self, life: Life) -> None:
-        """Look at every timer that is fired in this life."""
-        directory: Any = life.system.directory
-        tell: Callable[..., None] = directory.tell
-
-        def told(instance: str, message: Any, *, is_new: bool = False) -> None:
-            if type(message) is Order and type(message.command) is FireTimer:
-                self._fire(life, instance, message.command)
-            tell(instance, message, is_new=is_new)
-
-        directory.tell = told
+    def _told(self, life: Life, instance: str, command: Any) -> None:
+        if type(command) is FireTimer:
+            self._fire(life, instance, command)
 
     def _fire(self, life: Life, instance: str, command: FireTimer) -> None:
         known = self._fired.setdefault((instance, command.wait), set())

@@ -80,6 +80,7 @@ def _held_up(world: World, id_: str) -> Iterator[str]:
 def poison(world: World) -> None:
     """Handlers that raise, exit, hang, give what cannot be stored or kill their process, beside healthy ones."""
     world.play(POISONED, HEALTHY)
+    world.haste = 0.0  # Time passes only when nobody has anything to do: else nobody could say who was held up by whom.
     random = world.stream("poison")
     way = random.choice(WAYS)
     if isinstance(way, Conduct):

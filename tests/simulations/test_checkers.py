@@ -192,12 +192,18 @@ def effects_token(lived: Lived, line: Line) -> int:
     return next(event.token for event in opened if f"{line.instance}/{event.task}" == line.key)
 
 
+def given_to_another(lived: Lived) -> None:
+    checker: Any = lived.checkers["Effects"]
+    checker._given = {((key, attempt + 1), value) for (key, attempt), value in checker._given}
+
+
 EFFECTS = {
     "is done by commit 2, but was never made": lambda lived: relined(lived, line_of(lived, "charge")),
     "but was never made": change_line("ship", had_effect=False),
     "before commit 1 of step": change_line("charge", step=0),
     "was called at step 3, and no commit has ordered it": change_line("charge", key="nobody/9", step=3),
     "but was made at step 99999": change_line("charge", step=99_999),
+    "with a result that it has not given": lambda lived: given_to_another(lived),
     "was called at steps": lambda lived: relined(lived, line_of(lived, "ship"), *[line_of(lived, "ship")] * 2),
     "in the life that has called it": lose_in_life,
     "is out, but was never made": lambda lived: lived.evidence.executing.append(Executing("waits", 1, 77, 1)),
@@ -307,6 +313,9 @@ ACKNOWLEDGED = {
     ),
     "is neither there nor was it used": lambda lived: lived.forge("DELETE FROM message WHERE name = 'nobody'"),
     "it was not written by then": change_operation("publish", "", returned=0),
+    "1 messages lost for '' were published, and": lambda lived: lived.pretend(
+        "publish", "", {"message": 0}, parameters={"name": "lost"}
+    ),
     "definition 9 is not there": lambda lived: lived.pretend("deploy", "", {"no": 9}),
     "it has no cursor": lambda lived: lived.pretend("subscribe", "", None, parameters={"subscriber": "nobody"}),
     "and now there is no such instance": lambda lived: lived.pretend(
@@ -558,7 +567,7 @@ def test_what_was_ordered_is_told_by_history_alone(lived: Lived) -> None:
     orders = effects.Orders(lived.evidence)
 
     assert sorted(orders.ordered) == sorted({(line.key, line.attempt) for line in lived.world.ledger})
-    assert {key.split("/")[0] for (_, (key, _), _) in orders.results} == {"done", "sent", "waits", "cancelled"}
+    assert {key.split("/")[0] for (_, (key, _), _, _) in orders.results} == {"done", "sent", "waits", "cancelled"}
 
 
 def test_a_logger_is_given_back_as_it_was(lived: Lived) -> None:

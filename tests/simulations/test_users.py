@@ -106,12 +106,12 @@ def test_a_handler_that_charges_without_a_key_charges_twice(found: Report) -> No
 
 
 def test_a_handler_that_hands_its_key_on_never_does() -> None:
-    report = charges(careful, seeds=40)
+    report = charges(careful, seeds=25)
 
     assert report.ok, report
-    assert (report.worlds, report.failures) == (40, [])
-    assert report.lives > 40
-    assert report.faults["crash after effect"] > 20
+    assert (report.worlds, report.failures) == (25, [])
+    assert report.lives > 25
+    assert report.faults["crash after effect"] > 10
 
 
 def test_a_failure_is_shortened_to_one_crash_of_one_instance(found: Report) -> None:
@@ -399,7 +399,7 @@ def test_a_payload_can_be_made_for_each_instance() -> None:
         for past in history.values():
             assert past.variables["at"] == f"{past.id} at {past.variables['order_id']}"
 
-    report = simulate(payment, start=ORDERS, messages={"paid": place}, invariants=arrived, seeds=25)
+    report = simulate(payment, start=ORDERS, messages={"paid": place}, invariants=arrived, seeds=12)
 
     assert report.ok, report
 
@@ -408,7 +408,7 @@ def test_processes_can_send_messages_to_each_other() -> None:
     sender = Process("sender", throw("paid", key="order_id", payload="order_id"), takes=Order)
     receiver = Process("receiver", wait("paid", key="order_id", into="at", gives=str), thank, takes=Order)
 
-    report = simulate([sender, receiver], start={sender: ORDERS, receiver: ORDERS}, seeds=20)
+    report = simulate([sender, receiver], start={sender: ORDERS, receiver: ORDERS}, seeds=10)
 
     assert report.ok, report
 
@@ -421,7 +421,7 @@ def test_nodes_that_replace_each_other_are_played_where_a_fault_needs_them() -> 
 
 
 def test_an_operator_retries_what_faults_have_stopped() -> None:
-    report = simulate(careful, start=ORDERS, faults=["handler fails before its effect"], seeds=30)
+    report = simulate(careful, start=ORDERS, faults=["handler fails before its effect"], seeds=15)
 
     assert report.ok, report
     assert report.faults["handler fails before its effect"] > 0
@@ -439,7 +439,7 @@ def test_a_handler_that_fails_by_itself_is_no_fault_of_ours() -> None:
     def refuse(order_id: str) -> None:
         raise ValueError("never")
 
-    report = simulate(Process("refusing", refuse, takes=Order), start=ORDERS, faults=["handlers"], seeds=25)
+    report = simulate(Process("refusing", refuse, takes=Order), start=ORDERS, faults=["handlers"], seeds=12)
 
     assert report.ok, report
 
@@ -622,7 +622,7 @@ def test_parallel_branches_choices_and_retries_are_played() -> None:
 
     process = Process("both", parallel(left, right), choose(("a + b == 3", [ship]), otherwise=[remind]), takes=Order)
 
-    report = simulate(process, start=ORDERS, seeds=25)
+    report = simulate(process, start=ORDERS, seeds=12)
 
     assert report.ok, report
 
