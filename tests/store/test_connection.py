@@ -391,3 +391,15 @@ def test_opening_a_file_again_keeps_the_locks_that_this_process_has_on_it(tmp_pa
     assert Path(f"{path}-wal").exists()
     second.close()
     first.close()
+
+
+def test_a_text_that_is_no_text_any_more_is_damage_whatever_its_bytes_say(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t (text TEXT)")
+    connection.execute("INSERT INTO t VALUES (CAST(x'66756c6cff' AS TEXT))")  # "full", and a byte that is no text.
+
+    with pytest.raises(Damaged, match="restore a backup"), explained(str(path)):
+        connection.execute("SELECT text FROM t").fetchall()
+
+    connection.close()
