@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
@@ -131,8 +132,9 @@ def hunt(cases: Iterable[Case], *, seen: Callable[[Verdict], None] | None = None
 
 def twice(cases: Sequence[Case]) -> tuple[Tally, list[str]]:
     """Play all cases in two processes at once; the tally of one, and all that is wrong with either."""
-    lots = [_Part(cases, hash_seed) for hash_seed in HASH_SEEDS]
-    first, second = (list(part.verdicts()) for part in lots)
+    parts = [_Part(cases, hash_seed) for hash_seed in HASH_SEEDS]
+    with ThreadPoolExecutor(len(parts)) as listeners:  # Both at once: a full pipe would stop the one nobody listens to.
+        first, second = listeners.map(lambda part: list(part.verdicts()), parts)
     tally = Tally()
     for one in first:
         tally.add(one)

@@ -47,7 +47,6 @@ class _Place:
     depth: int = 0
     in_saga: bool = False
     may_end: bool = True  # Not in a branch that others wait for.
-    in_loop: bool = False
 
     def deeper(self, **changes: Any) -> _Place:
         return attrs.evolve(self, depth=self.depth + 1, **changes)
@@ -173,7 +172,7 @@ class _Author:
 
     def _repeat(self, place: _Place, known: Known) -> tuple[One, Known]:
         count = self._new("c")
-        inside = place.deeper(in_loop=True)
+        inside = place.deeper()
         steps, given = self._block(inside, known)
         if self._chance(0.3):
             step, given = self._loose(inside, given)

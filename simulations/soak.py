@@ -8,9 +8,11 @@ and stops there: what the table says was done was done.
 from __future__ import annotations
 
 import json
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,14 +77,34 @@ def soak(*, minutes: float, say: Callable[[str], None]) -> Soaked:
         for lane in range(LANES)
     ]
     whole = Soaked(gates.Tally())
+    for line in _lines(lanes):
+        _take(whole, json.loads(line), say)
     for lane in lanes:
-        assert lane.stdout is not None
-        for line in lane.stdout:
-            _take(whole, json.loads(line), say)
         if lane.wait() != 0:
             whole.violations.append(f"a process of the soak has ended with {lane.returncode}")
     whole.seconds = time.monotonic() - began_s
     return whole
+
+
+def _lines(lanes: list[subprocess.Popen[str]]) -> Iterator[str]:
+    """What either of them says, as it comes: a full pipe would stop the one nobody listens to."""
+    said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    for lane in lanes:
+        threading.Thread(target=_listen, args=(lane, said), daemon=True).start()
+    silent = 0
+    while silent < len(lanes):
+        line = said.get()
+        if line is None:
+            silent += 1
+        else:
+            yield line
+
+
+def _listen(lane: subprocess.Popen[str], said: queue.SimpleQueue[str | None]) -> None:
+    assert lane.stdout is not None
+    for line in lane.stdout:
+        said.put(line)
+    said.put(None)
 
 
 def _take(whole: Soaked, told: dict[str, Any], say: Callable[[str], None]) -> None:

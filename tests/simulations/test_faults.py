@@ -612,3 +612,24 @@ def test_an_error_that_asks_to_be_reported_is_found() -> None:
 
         (found,) = Typed().find(world)
         assert "internal error" in str(found)
+
+
+@pytest.mark.parametrize("error", ["Closed", "Fenced", "Unavailable"])
+def test_a_promise_that_nothing_was_done_is_found_if_it_was(error: str) -> None:
+    with lived() as world:
+        start = next(operation for operation in world.operations if operation.call == "start")
+        start.error, start.reason = error, "nothing was done"
+
+        (found,) = Typed().find(world)
+        assert f"operation {start.number} (start) was told {error}: nothing was done; but it was committed" in str(
+            found
+        )
+
+
+def test_a_promise_that_nothing_was_done_is_no_lie_if_another_call_did_it() -> None:
+    with lived() as world:
+        start = next(operation for operation in world.operations if operation.call == "start")
+        start.error = "Unavailable"
+        asked(world, call="start", key="", instance=start.instance, invoked=start.invoked, returned=start.returned)
+
+        assert list(Typed().find(world)) == []
