@@ -9,7 +9,7 @@ import msgspec
 from understudy.actors.messages import Order
 from understudy.actors.promise import Promise
 from understudy.model.decide import Decision
-from understudy.model.errors import Conflict, UnderstudyError
+from understudy.model.errors import Closed, Conflict, OutcomeUnknown, Unavailable, UnderstudyError
 from understudy.store.commit import Answered
 
 
@@ -17,9 +17,16 @@ def answer(order: Order, error: UnderstudyError | None, value: Any = None) -> No
     if order.answer is None:
         return
     if error is not None:
-        order.answer.reject(error)
+        order.answer.reject(_honest(order, error))
     else:
         order.answer.resolve(value)
+
+
+def _honest(order: Order, error: UnderstudyError) -> UnderstudyError:
+    """Who goes before the store was read again cannot say that nothing was done."""
+    if order.may_be_done and isinstance(error, Closed | Unavailable):
+        return OutcomeUnknown(f"it was written, and whether it landed could not be seen ({error}); look, or ask again")
+    return error
 
 
 def answer_as_before(order: Order, first: Answered) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
+from understudy.actors.answers import answer
 from understudy.actors.messages import Drain, Load, Order, Wake
 from understudy.model.errors import Closed
 
@@ -313,4 +314,4 @@ class _Stripe:
 
 def _refuse(message: Message) -> None:
     if isinstance(message, Order) and message.answer is not None:
-        message.answer.reject(Closed("this Runtime was closed before it came to this; nothing was done"))
+        answer(message, Closed("this Runtime was closed before it came to this; nothing was done"))

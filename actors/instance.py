@@ -25,7 +25,7 @@ from understudy.model import commands as c
 from understudy.model import effects as fx
 from understudy.model.decide import Decision, decide, outstanding
 from understudy.model.definition import Graph
-from understudy.model.errors import Fenced, OutcomeUnknown, UnderstudyError, UnknownInstance
+from understudy.model.errors import Closed, Fenced, OutcomeUnknown, UnderstudyError, UnknownInstance
 from understudy.model.events import Entry
 from understudy.model.instance import Fault, Instance, Token
 from understudy.model.states import Status, TokenStatus
@@ -297,13 +297,16 @@ class InstanceActor(PooledActor):
         if self._retired:
             return
         again: list[Order] = []
-        is_open = not isinstance(self._services.lost, Fenced)  # Whoever is fenced has surely written nothing.
+        lost = self._services.lost
+        is_open = not isinstance(lost, Fenced)  # Whoever is fenced has surely written nothing.
+        is_last = isinstance(lost, Closed)  # There is no successor who would read the store.
         for order, _ in self._in_flight or ():
             command = order.command
-            if is_open and type(command) in (c.Send, c.Resolve) and not command.key:
+            if is_last or (is_open and type(command) in (c.Send, c.Resolve) and not command.key):
                 text = f"{reason}; whether it landed is not known: look at {self.name} first, or repeat it with a key"
                 answer(order, OutcomeUnknown(text))
             else:
+                order.may_be_done = order.may_be_done or is_open
                 again.append(order)
         self._retire(again + self._waiting)
 

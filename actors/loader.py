@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Final
 
+from understudy.actors.answers import answer
 from understudy.actors.clock import Clock
 from understudy.actors.definitions import Definitions
 from understudy.actors.directory import Directory, Message
@@ -123,7 +124,7 @@ class LoaderActor(PooledActor):
         others: list[Message] = []
         for message in self._directory.unreadable(name):
             if isinstance(message, Order) and message.answer is not None:
-                message.answer.reject(error)
+                answer(message, error)
             else:
                 others.append(message)
         return others

@@ -24,6 +24,7 @@ class Order(msgspec.Struct):
     answer: Promise[Any] | None = None
     graph: Graph | None = None  # For `Start`: what the new instance is to run.
     tries: int = 0  # How often an activation has failed on it.
+    may_be_done: bool = False  # It was in a commit of which nobody knows whether it landed.
 
 
 class Wake(msgspec.Struct, frozen=True):

@@ -161,8 +161,9 @@ class _Part:
 
     def verdicts(self) -> Iterator[Verdict]:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            yield msgspec.json.decode(line, type=Verdict)
+        with self._process.stdout as lines:
+            for line in lines:
+                yield msgspec.json.decode(line, type=Verdict)
         if self._process.wait() != 0:
             raise RuntimeError(f"a process that plays worlds has ended with {self._process.returncode}")
 

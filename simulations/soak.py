@@ -102,8 +102,9 @@ def _lines(lanes: list[subprocess.Popen[str]]) -> Iterator[str]:
 
 def _listen(lane: subprocess.Popen[str], said: queue.SimpleQueue[str | None]) -> None:
     assert lane.stdout is not None
-    for line in lane.stdout:
-        said.put(line)
+    with lane.stdout as lines:
+        for line in lines:
+            said.put(line)
     said.put(None)
 
 
