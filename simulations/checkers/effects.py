@@ -7,7 +7,7 @@ The ledger is the outside world's side of it, history is ours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from understudy.actors.handlers import key_of
 from understudy.model import events as e
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from understudy.simulations.world import World
 
 Attempt = tuple[str, int]  # The key, and the number of the attempt.
+NEVER: Final = 1 << 62
 
 
 class Result(NamedTuple):
@@ -79,14 +80,15 @@ class Effects(Checker):
     statement = "every committed effect is delivered at least once under its key; nothing is that was not committed"
 
     def __init__(self) -> None:
-        self._given: set[tuple[Attempt, str]] = set()  # What attempts have given, as it was told to their instances.
+        self._given: dict[tuple[Attempt, str], int] = {}  # What attempts have given: when their instances were told.
 
     def watch(self, world: World) -> None:
         Evidence.of(world).on_told.append(self._told)
 
-    def _told(self, _life: Life, instance: str, command: Any) -> None:
+    def _told(self, life: Life, instance: str, command: Any) -> None:
         if type(command) is CompleteTask:
-            self._given.add(((key_of(instance, command.task), command.attempt), command.result))
+            attempt = (key_of(instance, command.task), command.attempt)
+            self._given.setdefault((attempt, command.result), life.world.steps)
 
     def find(self, world: World) -> Iterable[str | Violation]:
         evidence = Evidence.of(world)
@@ -129,8 +131,8 @@ class Effects(Checker):
                 words = f"is done by commit {row.version}, but was never made"
             elif row.step and made[-1].step > row.step:
                 words = f"is done by commit {row.version} of step {row.step}, but was made at step {made[-1].step}"
-            elif not is_recorded and ((key, attempt), value) not in self._given:
-                words = f"is done by commit {row.version} with a result that it has not given: {value[:100]}"
+            elif not is_recorded and row.step and self._given.get(((key, attempt), value), NEVER) > row.step:
+                words = f"is done by commit {row.version} with a result that it had not given by then: {value[:100]}"
             if words:
                 yield f"attempt {attempt} of {key} {words}", row.instance
 

@@ -194,7 +194,12 @@ def effects_token(lived: Lived, line: Line) -> int:
 
 def given_to_another(lived: Lived) -> None:
     checker: Any = lived.checkers["Effects"]
-    checker._given = {((key, attempt + 1), value) for (key, attempt), value in checker._given}
+    checker._given = {((key, attempt + 1), value): step for ((key, attempt), value), step in checker._given.items()}
+
+
+def give_too_late(lived: Lived) -> None:
+    checker: Any = lived.checkers["Effects"]
+    checker._given = dict.fromkeys(checker._given, lived.world.steps)
 
 
 EFFECTS = {
@@ -203,7 +208,8 @@ EFFECTS = {
     "before commit 1 of step": change_line("charge", step=0),
     "was called at step 3, and no commit has ordered it": change_line("charge", key="nobody/9", step=3),
     "but was made at step 99999": change_line("charge", step=99_999),
-    "with a result that it has not given": lambda lived: given_to_another(lived),
+    "with a result that it had not given by then": given_to_another,
+    "that it had not given by then": give_too_late,
     "was called at steps": lambda lived: relined(lived, line_of(lived, "ship"), *[line_of(lived, "ship")] * 2),
     "in the life that has called it": lose_in_life,
     "is out, but was never made": lambda lived: lived.evidence.executing.append(Executing("waits", 1, 77, 1)),
